@@ -1,0 +1,72 @@
+"""Keeps inference engines on the trainer's latest weights by shipping only the bits that changed.
+
+>>> import numpy as np
+>>> import weightcast as wc
+>>> here, there = (wc.Arrays({"w": np.zeros(1000, np.float32)}) for _ in range(2))
+>>> trained = wc.Arrays({"w": np.eye(1, 1000, 7, dtype=np.float32)[0]})
+>>> data = wc.encode(wc.diff(here, trained), "banded", old=here)      # the trainer: a few hundred bytes
+>>> patch = wc.decode(data, old=there)                                # an engine that holds the same old weights
+>>> standing = patch.apply(there, wc.fingerprint(there))              # proves base and result, then overwrites
+>>> standing.position == wc.fingerprint(trained).position
+True
+"""
+
+from weightcast.bits import Arrays, TensorSpec, TensorTable, Weights, round_to
+from weightcast.checkpoint import Checkpoint
+from weightcast.detect import anchor, diff
+from weightcast.digest import Fingerprint, box_digest, fingerprint
+from weightcast.errors import (
+    BaseError,
+    CheckpointError,
+    FormatError,
+    InterruptedApply,
+    MismatchError,
+    ResultError,
+    UsageError,
+    VersionError,
+    WeightcastError,
+)
+from weightcast.kernels.compile import CompileWarning
+from weightcast.kernels.ready import warm_up
+from weightcast.offline import apply_in_place, apply_to_copy, write_patch
+from weightcast.patch import Patch, TensorPatch, advance, compose
+from weightcast.wire import PatchReader, decode, encode
+from weightcast.workers import Workers
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Arrays",
+    "BaseError",
+    "Checkpoint",
+    "CheckpointError",
+    "CompileWarning",
+    "Fingerprint",
+    "FormatError",
+    "InterruptedApply",
+    "MismatchError",
+    "Patch",
+    "PatchReader",
+    "ResultError",
+    "TensorPatch",
+    "TensorSpec",
+    "TensorTable",
+    "UsageError",
+    "VersionError",
+    "WeightcastError",
+    "Weights",
+    "Workers",
+    "advance",
+    "anchor",
+    "apply_in_place",
+    "apply_to_copy",
+    "box_digest",
+    "compose",
+    "decode",
+    "diff",
+    "encode",
+    "fingerprint",
+    "round_to",
+    "warm_up",
+    "write_patch",
+]

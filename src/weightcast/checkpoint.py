@@ -1,0 +1,141 @@
+"""safetensors files and Hugging Face checkpoint folders as weights on disk, read a tensor at a time."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from weightcast.bits import Bits, TensorSpec, TensorTable
+from weightcast.container import MAX_HEADER, Container, FileSource, open_container, parse_json
+from weightcast.errors import CheckpointError, FormatError, InterruptedApply, UsageError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+REDO_SUFFIX = "weightcast-redo"
+
+
+def redo_path(target: Path) -> Path:
+    """Where the redo file of an apply in place lies while it runs."""
+    return target / f".{REDO_SUFFIX}" if target.is_dir() else target.with_name(f".{target.name}.{REDO_SUFFIX}")
+
+
+class Checkpoint:
+    """An open checkpoint. Tensors are read and written whole, into and from memory of the caller's."""
+
+    def __init__(self, path: Path, *, writable: bool = False, interrupted: bool = False):
+        """Open and check all headers; ``interrupted`` permits one that an apply has left half changed."""
+        self.path = path
+        if not interrupted and redo_path(path).exists():
+            raise InterruptedApply(
+                "an apply in place was interrupted here and the weights are half changed",
+                file=str(path),
+                hint=f"Finish it with `weightcast apply --resume {path}`.",
+            )
+        with ExitStack() as opening:
+            self._containers: dict[str, Container] = {}
+            self._files: dict[str, FileSource] = {}
+            self._home: dict[str, str] = {}
+            for file, expected in _files_of(path).items():
+                source = FileSource(file, writable=writable)
+                opening.callback(source.close)
+                container = open_container(source)
+                self._files[str(file)], self._containers[str(file)] = source, container
+                self._claim(str(file), container, expected)
+            self.table = TensorTable.of(
+                TensorSpec(name, entry.dtype, entry.shape)
+                for container in self._containers.values()
+                for name, entry in container.entries.items()
+            )
+            self._close = opening.pop_all().close
+
+    def _claim(self, file: str, container: Container, expected: set[str] | None) -> None:
+        names = container.entries.keys()
+        if expected is not None and names != expected:
+            raise CheckpointError(
+                "the index and the file disagree about a tensor",
+                file=file,
+                tensor=min(names ^ expected),
+                hint="Copy or download the checkpoint again.",
+            )
+        for name in names:
+            if name in self._home:
+                raise CheckpointError(f"a tensor is in {self._home[name]} too", file=file, tensor=name)
+            self._home[name] = file
+
+    def read(self, name: str) -> Bits:
+        """A tensor's bits, in memory of their own."""
+        container = self._containers[self._home[name]]
+        entry = container.entries[name]
+        return container.read(entry).view(self.table[name].kind.word)
+
+    def write(self, name: str, bits: Bits) -> None:
+        """Replace a tensor's bits; durable after `sync`."""
+        file = self._home[name]
+        container = self._containers[file]
+        entry = container.entries[name]
+        if bits.nbytes != entry.end - entry.begin:
+            raise UsageError("these bits are not the tensor's size", file=file, tensor=name)
+        self._files[file].write_from(memoryview(bits.view(np.uint8)), container.data_start + entry.begin)
+
+    def sync(self) -> None:
+        for source in self._files.values():
+            source.sync()
+
+    def close(self) -> None:
+        self._close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _files_of(path: Path) -> dict[Path, set[str] | None]:
+    """The files of a checkpoint, each with the tensors its index puts there, if it has an index."""
+    if not path.is_dir():
+        if not path.exists() and not path.is_symlink():
+            raise CheckpointError("there is no such file or folder", file=str(path))
+        return {path: None}
+    if (path / INDEX).exists():
+        return {path / file: names for file, names in _read_index(path / INDEX).items()}
+    if (path / SINGLE).exists():
+        return {path / SINGLE: None}
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise CheckpointError(
+            "the folder has no safetensors files",
+            file=str(path),
+            hint=f"A checkpoint folder has {SINGLE}, or shards with {INDEX}.",
+        )
+    return dict.fromkeys(found)
+
+
+def _read_index(path: Path) -> dict[str, set[str]]:
+    with FileSource(path) as source:
+        if source.size > MAX_HEADER:
+            raise FormatError(f"an index of {source.size} bytes is over the limit", file=str(path))
+        raw = np.empty(source.size, np.uint8)
+        source.read_into(memoryview(raw), 0)
+    try:
+        index: Any = parse_json(raw.tobytes(), "index")
+    except FormatError as error:
+        raise error.about(file=str(path)) from None
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise FormatError("the index has no weight_map", file=str(path))
+    files: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or file in (".", "..") or "\0" in file:
+            raise CheckpointError(
+                f"the index points outside its folder, to {file!r}",
+                file=str(path),
+                tensor=name,
+                hint="Do not use this checkpoint unless you know where it is from.",
+            )
+        files.setdefault(file, set()).add(name)
+    return files

@@ -1,0 +1,183 @@
+"""Tensor ↔ blocks of at most 2**18 elements, for `gap` and `banded` alike (SPEC 6): one reader serves both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weightcast.bits import Bits, Dtype
+from weightcast.codec.coded import Coded
+from weightcast.errors import FormatError, UsageError
+from weightcast.kernels import blocks, cpu
+from weightcast.kernels.bitio import SLACK
+from weightcast.kernels.blocks import BLOCK
+from weightcast.kernels.lanes import LANES
+from weightcast.patch import TensorPatch
+from weightcast.workers import Workers
+
+Bytes = npt.NDArray[np.uint8]
+
+RAW = 0
+"""First byte of a block that holds its elements' new bits as they are; else the number of bands."""
+
+_BLOCKS_PER_TASK = 4
+# Read only; not marked so, for which numba would compile everything a second time.
+_ONE_BAND = np.zeros(_BLOCKS_PER_TASK * BLOCK, np.uint8)
+
+_PROBLEMS = {
+    blocks.ENDED: "a block ends before its codes do",
+    blocks.BANDS: "a block has impossible bands",
+    blocks.PARAMETER: "a block has an impossible Rice parameter",
+    blocks.RANK: "a block's gaps lead past its elements",
+    blocks.DISTANCE: "a block has an impossible distance",
+    blocks.TRAILING: "a block is longer than its codes",
+    blocks.EMPTY: "a block is there but changes nothing",
+}
+
+
+def traits(dtype: Dtype) -> tuple[int, np.uint64, np.uint64, int, bool]:
+    """What kernels need to know of a dtype: width, then mask, shift and bias of the band key, then its ordering."""
+    if dtype.mantissa is None:
+        return dtype.width, np.uint64(0), np.uint64(0), 0, False
+    magnitude = (1 << (dtype.width - 1)) - 1
+    return dtype.width, np.uint64(magnitude), np.uint64(dtype.mantissa), 896 if dtype.width == 64 else 0, True
+
+
+def encode(patch: TensorPatch, old: Bits | None, banded: bool, workers: Workers) -> Coded:
+    """Code ``patch``, in bands of the ``old`` tensor's keys or in one band for all."""
+    spec = patch.spec
+    if patch.old is None:
+        raise UsageError("only `plain` can carry a patch whose old bits are not known", tensor=spec.name)
+    if banded and old is None:
+        raise UsageError("`banded` needs the whole old tensor", tensor=spec.name, hint="Use `gap`.")
+    was, now, dtype = patch.old, patch.new, traits(spec.kind)
+    span = _BLOCKS_PER_TASK * BLOCK
+    can_be_raw = old is not None or patch.changed == spec.elements
+    raw_bytes = spec.kind.width // 8 if can_be_raw else 1 << 40
+
+    def task(first: int) -> tuple[list[tuple[int, int]], Bytes]:
+        size = min(span, spec.elements - first)
+        low, high = np.searchsorted(patch.indices, (first, first + size))
+        keys = _keys_of(old[first : first + size], dtype) if banded and old is not None else _ONE_BAND[:size]
+        before, after = was[low:high].astype(np.uint64), now[low:high].astype(np.uint64)
+        # Gaps sum up to no more than the elements, so they take under 4 bits each; a distance at most 88 bits.
+        out = np.empty(size // 2 + 12 * (high - low) + 4096, np.uint8)
+        lengths = np.empty(-(-size // BLOCK), np.int64)
+        mine = patch.indices[low:high]
+        used = blocks.encode_span(keys, mine, before, after, first, not banded, dtype, raw_bytes, out, lengths)
+        coded = out[:used].copy()
+        if (lengths < 0).any():
+            coded = _put_raw(patch, old, first, coded, lengths)
+        ordinals = np.flatnonzero(lengths)
+        return [(first // BLOCK + int(i), int(lengths[i])) for i in ordinals], coded
+
+    done = workers.map(task, range(0, spec.elements, span)) if patch.changed else []
+    sizes = tuple(size for task_sizes, _ in done for size in task_sizes)
+    stream = np.concatenate([coded for _, coded in done]) if done else np.empty(0, np.uint8)
+    return Coded(spec, patch.changed, patch.digest, {"blocks": stream}, sizes)
+
+
+def _keys_of(old: Bits, dtype: tuple[int, np.uint64, np.uint64, int, bool]) -> Bytes:
+    keys = np.empty(old.size + LANES, np.uint8)[: old.size]  # kernels read whole words
+    cpu.band_keys(old, dtype[1], dtype[2], dtype[3], keys)
+    return keys
+
+
+def _put_raw(patch: TensorPatch, old: Bits | None, first: int, coded: Bytes, lengths: npt.NDArray[np.int64]) -> Bytes:
+    """Fill in the blocks marked -1 as raw ones; ``lengths`` is completed in place."""
+    pieces, at = [], 0
+    for i, length in enumerate(lengths):
+        if length >= 0:
+            pieces.append(coded[at : at + length])
+            at += length
+            continue
+        low = first + i * BLOCK
+        high = min(low + BLOCK, patch.spec.elements)
+        a, b = np.searchsorted(patch.indices, (low, high))
+        whole = np.empty(high - low, patch.new.dtype) if old is None else old[low:high].copy()
+        whole[patch.indices[a:b] - low] = patch.new[a:b]
+        pieces += [np.array([RAW], np.uint8), whole.view(np.uint8)]
+        lengths[i] = 1 + whole.nbytes
+    return np.concatenate(pieces)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive blocks to decode in one go, or a single raw one: ordinals ``first..last``, bytes from ``begin``."""
+
+    first: int
+    last: int
+    begin: int
+    lengths: tuple[int, ...]
+    raw: bool
+
+
+def _runs(coded: Coded, stream: Bytes) -> list[_Run]:
+    runs: list[_Run] = []
+    begin = 0
+    for ordinal, length in coded.blocks:
+        raw = stream[begin] == RAW
+        run = runs[-1] if runs else None
+        if run and not raw and not run.raw and ordinal - run.first < _BLOCKS_PER_TASK:
+            skipped = (0,) * (ordinal - run.last - 1)
+            runs[-1] = _Run(run.first, ordinal, run.begin, (*run.lengths, *skipped, length), False)
+        else:
+            runs.append(_Run(ordinal, ordinal, begin, (length,), bool(raw)))
+        begin += length
+    return runs
+
+
+def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
+    """Read the blocks against the ``old`` tensor; one-band blocks touch it only where it changed."""
+    spec, dtype = coded.spec, traits(coded.spec.kind)
+    if old is None or old.size != spec.elements:
+        raise UsageError("these codecs are read against the old tensor", tensor=spec.name)
+    stream = coded.streams["blocks"].view(np.uint8)
+
+    def task(run: _Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        first = run.first * BLOCK
+        mine = old[first : min((run.last + 1) * BLOCK, old.size)]
+        data = stream[run.begin : run.begin + sum(run.lengths)]
+        try:
+            return _read_raw(data, mine, first) if run.raw else _read_coded(data, run.lengths, mine, first, dtype)
+        except FormatError as error:
+            raise error.about(tensor=spec.name) from None
+
+    empty = np.empty(0, np.int64), np.empty(0, old.dtype), np.empty(0, old.dtype)
+    done = workers.map(task, _runs(coded, stream)) or [empty]
+    indices, was, now = (np.concatenate([piece[i] for piece in done]) for i in range(3))
+    return TensorPatch(spec, indices, now, was, coded.digest)
+
+
+def _read_coded(
+    data: Bytes, lengths: tuple[int, ...], old: Bits, first: int, dtype: tuple[int, np.uint64, np.uint64, int, bool]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    bands = data[offsets[:-1][np.diff(offsets) > 0]]
+    keys = _keys_of(old, dtype) if (bands > 1).any() else _ONE_BAND[: old.size]
+    padded = np.concatenate([data, np.zeros(SLACK, np.uint8)])
+    places = np.empty(old.size, np.int64)
+    counts, resume = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
+    n = blocks.decode_places(padded, offsets, keys, first, places, counts, resume)
+    if n < 0:
+        raise FormatError(_PROBLEMS[n])
+    places = places[:n].copy()
+    was, now = np.empty(n, np.uint64), np.empty(n, np.uint64)
+    cpu.gather(old, places, first, was)
+    wrong = blocks.decode_steps(padded, offsets, keys, first, places, counts, resume, was, dtype, now)
+    if wrong:
+        raise FormatError(_PROBLEMS[wrong])
+    return places, was.astype(old.dtype), now.astype(old.dtype)
+
+
+def _read_raw(data: Bytes, old: Bits, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if data.size != 1 + old.nbytes:
+        raise FormatError("a raw block has another size than its elements")
+    new = data[1:].copy().view(old.dtype)
+    indices, was, now = np.empty(old.size, np.int64), np.empty_like(old), np.empty_like(old)
+    n = cpu.changes(old, new, first, indices, was, now)
+    if n == 0:
+        raise FormatError(_PROBLEMS[blocks.EMPTY])
+    return indices[:n].copy(), was[:n].copy(), now[:n].copy()

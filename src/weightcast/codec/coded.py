@@ -1,0 +1,36 @@
+"""What a codec makes of one tensor's patch, and what it needs to read it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from weightcast.bits import Bits, TensorSpec
+from weightcast.patch import TensorPatch
+from weightcast.workers import Workers
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Streams of one tensor, by the names SPEC gives them."""
+
+    spec: TensorSpec
+    changed: int
+    digest: int
+    streams: Mapping[str, npt.NDArray[np.generic]]
+    blocks: tuple[tuple[int, int], ...] = field(default=())
+    """(ordinal, bytes) of each block in the stream, where the codec works in blocks."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A pair of pure functions. ``old`` is the whole old tensor, or None where the caller does not hold it."""
+
+    name: str
+    needs_old: bool
+    """Whether encoding reads old bits outside the changed places."""
+    encode: Callable[[TensorPatch, Bits | None, Workers], Coded]
+    decode: Callable[[Coded, Bits | None, Workers], TensorPatch]

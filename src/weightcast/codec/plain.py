@@ -1,0 +1,51 @@
+"""`plain`: indices and absolute values, for any safetensors reader (SPEC 5.3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weightcast.bits import Bits
+from weightcast.codec.coded import Codec, Coded
+from weightcast.errors import FormatError
+from weightcast.kernels import cpu
+from weightcast.patch import TensorPatch
+from weightcast.workers import Workers
+
+
+def encode(patch: TensorPatch, old: Bits | None, workers: Workers) -> Coded:
+    """Indices and values; the whole tensor where that is smaller and can be had."""
+    spec = patch.spec
+    index = np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
+    streams: dict[str, np.ndarray] = {"indices": patch.indices.astype(index), "values": patch.new}
+    if patch.changed * (index.itemsize + patch.new.itemsize) > spec.nbytes:
+        if patch.changed == spec.elements:
+            streams = {"values": patch.new}
+        elif old is not None:
+            whole = old.copy()
+            patch.scatter(whole)
+            streams = {"values": whole}
+    return Coded(spec, patch.changed, patch.digest, streams)
+
+
+def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
+    """Check the places and take the values as they are."""
+    spec = coded.spec
+    values = coded.streams["values"]
+    if "indices" in coded.streams:
+        indices = coded.streams["indices"].astype(np.int64)
+        if indices.size and (indices[0] < 0 or indices[-1] >= spec.elements or (np.diff(indices) <= 0).any()):
+            raise FormatError("indices are out of range, unsorted or repeated", tensor=spec.name)
+        was = None
+        if old is not None:
+            was = np.empty(indices.size, old.dtype)
+            cpu.gather(old, indices, 0, was)
+    elif old is None:
+        indices, was = np.arange(spec.elements, dtype=np.int64), None
+    else:
+        indices, was, now = np.empty(spec.elements, np.int64), np.empty_like(old), np.empty_like(old)
+        n = cpu.changes(old, values, 0, indices, was, now)
+        indices, was, values = indices[:n].copy(), was[:n].copy(), now[:n].copy()
+    return TensorPatch(spec, indices, values, was, coded.digest)
+
+
+PLAIN = Codec("plain", needs_old=False, encode=encode, decode=decode)

@@ -1,0 +1,1 @@
+"""Loops over bits, compiled. Nothing here checks its input: callers do."""

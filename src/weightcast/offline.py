@@ -1,0 +1,227 @@
+"""Patches between checkpoints on disk: make one, apply one, survive a kill in between.
+
+`gap` and `banded` cannot be decoded once a target is half overwritten. So the decoded patch is first written beside the
+target, as a `plain` patch, and synced: the redo file. Then the target is overwritten. Whoever finds a redo file replays
+it, as often as it takes: a patch holds absolute bits, and applying it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from weightcast.bits import TensorSpec, Weights
+from weightcast.checkpoint import Checkpoint, redo_path
+from weightcast.codec import CODECS, Coded
+from weightcast.container import FileSource
+from weightcast.detect import diff_tensor, refuse_other_table
+from weightcast.digest import Fingerprint, fingerprint, tensor_digest
+from weightcast.errors import CheckpointError, ResultError, UsageError
+from weightcast.patch import ModelSize, TensorPatch, departure, prove_result, prove_tensor
+from weightcast.wire import PatchReader, PatchWriter, codec_named, decode_tensors
+from weightcast.workers import ONE, Workers
+
+Report = Callable[[str, int, int], None]
+"""Told (stage, bytes done, bytes in all) as work goes on."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A patch file that was made."""
+
+    base: str
+    result: str
+    model: ModelSize
+    changed: int
+    nbytes: int
+
+
+def write_patch(
+    old: Weights, new: Weights, out: Path, codec: str, workers: Workers = ONE, report: Report = silent
+) -> Written:
+    """Write the patch from ``old`` to ``new`` to ``out``, holding a few tensors at a time."""
+    refuse_other_table(old.table, new.table)
+    kind, model = codec_named(codec), ModelSize.of(old.table)
+
+    def one(spec: TensorSpec) -> tuple[int, TensorPatch | None, Coded | None]:
+        before = old.read(spec.name)
+        base = tensor_digest(before, workers)
+        patch = diff_tensor(spec, before, new.read(spec.name), base, workers)
+        return (base, patch, kind.encode(patch, before, workers)) if patch.changed else (base, None, None)
+
+    writer = PatchWriter(codec, out.absolute().parent)
+    bases, results, changed, done = [], [], 0, 0
+    for spec, (base, patch, coded) in zip(old.table, workers.stream(one, old.table), strict=True):
+        bases.append(base)
+        results.append(patch.digest if patch else base)
+        if patch and coded:
+            changed += patch.changed
+            writer.add(coded)
+        done += spec.nbytes
+        report("diff", done, model.nbytes)
+    base_position, result_position = (Fingerprint(old.table, tuple(d)).position for d in (bases, results))
+    with replacing(out) as file:
+        nbytes = writer.finish(file, base_position, result_position, model)
+    return Written(base_position, result_position, model, changed, nbytes)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name whole and durable, or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.absolute().parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's own entries durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def apply_in_place(patch: Path, target: Path, workers: Workers = ONE, report: Report = silent) -> str:
+    """Bring ``target`` to the patch's result; returns that position.
+
+    An interrupted apply is completed first. A target that stands at the result already is left as it is.
+    """
+    resume(target, workers, report)
+    with FileSource(patch) as source, Checkpoint(target, writable=True) as weights:
+        reader = PatchReader(source)
+        standing = _standing(weights, workers, report)
+        if standing.position == reader.header.result:
+            return standing.position
+        start = departure(standing, reader.header.base)
+        redo = redo_path(target)
+        writer = PatchWriter("plain", redo.parent)
+        with replacing(redo) as file:
+            for tensor in _proven(reader, weights, start, workers, report):
+                writer.add(CODECS["plain"].encode(tensor, None, workers))
+            writer.finish(file, reader.header.base, reader.header.result, reader.header.model)
+        _overwrite(redo, weights, report)
+        _forget(redo)
+    return reader.header.result
+
+
+def resume(target: Path, workers: Workers = ONE, report: Report = silent) -> str | None:
+    """Complete an interrupted apply; returns the position it led to, or None where there was none."""
+    redo = redo_path(target)
+    redo.with_name(redo.name + ".partial").unlink(missing_ok=True)
+    if not redo.exists():
+        return None
+    with FileSource(redo) as source:
+        expected = PatchReader(source).header.result
+    with Checkpoint(target, writable=True, interrupted=True) as weights:
+        _overwrite(redo, weights, report)
+        found = _standing(weights, workers, report).position
+        if found != expected:
+            raise ResultError(
+                "replaying the interrupted apply does not lead to its result: the target was changed by something else",
+                expected=expected,
+                found=found,
+                hint=f"Restore the target from a good copy and delete {redo}.",
+            )
+        _forget(redo)
+    return expected
+
+
+def apply_to_copy(patch: Path, target: Path, out: Path, workers: Workers = ONE, report: Report = silent) -> str:
+    """Write ``target`` with the patch applied to ``out``; returns its position. ``target`` stays as it is."""
+    if out.exists() or out.is_symlink():
+        raise UsageError("the output exists already", file=str(out), hint="Name another, or remove it.")
+    partial = out.with_name(out.name + ".partial")
+    with FileSource(patch) as source, Checkpoint(target) as weights:
+        reader = PatchReader(source)
+        standing = _standing(weights, workers, report)
+        start = departure(standing, reader.header.base)
+        try:
+            _copy(target, partial)
+            with Checkpoint(partial, writable=True) as copy:
+                for tensor in _proven(reader, weights, start, workers, report):
+                    bits = weights.read(tensor.spec.name)
+                    tensor.scatter(bits)
+                    copy.write(tensor.spec.name, bits)
+                copy.sync()
+            partial.rename(out)
+        except BaseException:
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+            raise
+        sync_folder(out.absolute().parent)
+    return reader.header.result
+
+
+def _copy(target: Path, out: Path) -> None:
+    try:
+        shutil.copytree(target, out, symlinks=True) if target.is_dir() else shutil.copyfile(target, out)
+    except (OSError, shutil.Error) as error:
+        raise CheckpointError(f"cannot copy the target: {error}", file=str(out)) from error
+
+
+def _standing(weights: Checkpoint, workers: Workers, report: Report) -> Fingerprint:
+    done, total = 0, weights.table.nbytes
+
+    class Watched:
+        table = weights.table
+
+        def read(self, name: str):  # type: ignore[no-untyped-def]
+            nonlocal done
+            done += self.table[name].nbytes
+            report("verify", done, total)
+            return weights.read(name)
+
+    return fingerprint(Watched(), workers)
+
+
+def _proven(
+    reader: PatchReader, weights: Weights, start: Fingerprint, workers: Workers, report: Report
+) -> Iterator[TensorPatch]:
+    """Decode tensor by tensor; each is proven before it is given out, and the whole before the last is done with."""
+    digests = list(start.digests)
+    done, total = 0, sum(row.spec.nbytes for row in reader.rows)
+    for tensor in decode_tensors(reader, weights, reader.rows, workers):
+        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, tensor)
+        yield tensor
+        done += tensor.spec.nbytes
+        report("decode", done, total)
+    prove_result(Fingerprint(start.table, tuple(digests)), reader.header.result)
+
+
+def _overwrite(redo: Path, weights: Checkpoint, report: Report) -> None:
+    with FileSource(redo) as source:
+        reader = PatchReader(source)
+        done, total = 0, sum(row.spec.nbytes for row in reader.rows)
+        for row in reader.rows:
+            coded = reader.coded(row)
+            if "indices" in coded.streams:
+                bits = weights.read(row.spec.name)
+                CODECS["plain"].decode(coded, None, ONE).scatter(bits)
+            else:
+                bits = coded.streams["values"]
+            weights.write(row.spec.name, bits)
+            done += row.spec.nbytes
+            report("apply", done, total)
+    weights.sync()
+
+
+def _forget(redo: Path) -> None:
+    redo.unlink()
+    sync_folder(redo.parent)

@@ -1,0 +1,196 @@
+"""The table inside a patch: one row per changed tensor, column by column, compressed (SPEC 5.2)."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from os.path import commonprefix
+
+import numpy as np
+import numpy.typing as npt
+
+from weightcast.bits import DTYPES, TensorSpec
+from weightcast.container import MAX_ELEMENTS, MAX_RANK
+from weightcast.errors import FormatError
+from weightcast.kernels.blocks import BLOCK
+
+MAX_TABLE = 1 << 26
+"""Bytes of a table before compression."""
+
+_DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
+_DTYPE_NAMES = tuple(DTYPES)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One changed tensor: how many elements changed, its digest afterwards, and its blocks as (ordinal, bytes)."""
+
+    spec: TensorSpec
+    changed: int
+    digest: int
+    blocks: tuple[tuple[int, int], ...] = field(default=())
+
+
+def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
+    """The compressed table, and its size before."""
+    names, before = bytearray(), b""
+    for row in rows:
+        name = row.spec.name.encode()
+        shared = len(commonprefix([before, name]))
+        names += _varints([shared, len(name) - shared]) + name[shared:]
+        before = name
+    numbers = _varints(
+        [_DTYPE_CODES[row.spec.dtype] for row in rows]
+        + [len(row.spec.shape) for row in rows]
+        + [size for row in rows for size in row.spec.shape]
+        + [row.changed for row in rows]
+        + [len(row.blocks) for row in rows]
+        + [skipped for row in rows for skipped in _skips([ordinal for ordinal, _ in row.blocks])]
+        + [length for row in rows for _, length in row.blocks]
+    )
+    table = bytes(names) + numbers
+    return zlib.compress(table, 9), len(table)
+
+
+def unpack_rows(packed: bytes, size: int, digests: Sequence[int], blocks: bool) -> tuple[Row, ...]:
+    """Read a table of ``size`` bytes with one row per digest; `FormatError` for anything that does not add up."""
+    if not 0 <= size <= MAX_TABLE:
+        raise FormatError(f"the table says it has {size} bytes, over the limit of {MAX_TABLE}")
+    table = _inflate(packed, size)
+    names, at = _names(table, len(digests))
+    numbers = _Numbers(table[at:])
+    dtypes = [_dtype_name(code) for code in numbers.take(len(digests))]
+    ranks = numbers.take(len(digests))
+    if any(rank > MAX_RANK for rank in ranks):
+        raise FormatError("a shape has too many dimensions")
+    shapes = [tuple(numbers.take(rank)) for rank in ranks]
+    changed = numbers.take(len(digests))
+    block_counts = numbers.take(len(digests))
+    skips = [numbers.take(count) for count in block_counts]
+    lengths = [numbers.take(count) for count in block_counts]
+    numbers.done()
+    rows = []
+    for i, name in enumerate(names):
+        ordinals = list(accumulate(skips[i], lambda before, skipped: before + 1 + skipped))
+        row = Row(_spec(name, dtypes[i], shapes[i]), changed[i], digests[i], tuple(zip(ordinals, lengths[i], strict=True)))
+        _check_row(row, blocks)
+        rows.append(row)
+    return tuple(rows)
+
+
+def _check_row(row: Row, blocks: bool) -> None:
+    elements = row.spec.elements
+    if not 0 < row.changed <= elements:
+        raise FormatError(f"the table says {row.changed} of {elements} elements changed", tensor=row.spec.name)
+    if bool(row.blocks) != blocks:
+        raise FormatError("a row has blocks its codec has not, or none where it must", tensor=row.spec.name)
+    if row.blocks and row.blocks[-1][0] >= -(-elements // BLOCK):
+        raise FormatError("a block lies outside its tensor", tensor=row.spec.name)
+    if any(length < 1 for _, length in row.blocks):
+        raise FormatError("a block is empty", tensor=row.spec.name)
+
+
+def _inflate(packed: bytes, size: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        table = stream.decompress(packed, size + 1)
+    except zlib.error as error:
+        raise FormatError(f"the table cannot be decompressed: {error}") from None
+    if len(table) != size or not stream.eof or stream.unused_data:
+        raise FormatError("the table has another size than stated")
+    return table
+
+
+def _names(table: bytes, count: int) -> tuple[list[str], int]:
+    names: list[str] = []
+    before, at = b"", 0
+    for _ in range(count):
+        shared, at = _varint(table, at)
+        length, at = _varint(table, at)
+        if shared > len(before) or at + length > len(table):
+            raise FormatError("a name in the table is impossible")
+        name = before[:shared] + table[at : at + length]
+        at += length
+        if names and name <= before:
+            raise FormatError("names in the table are unsorted or repeated")
+        try:
+            names.append(name.decode())
+        except UnicodeDecodeError:
+            raise FormatError("a name in the table is not UTF-8") from None
+        before = name
+    return names, at
+
+
+def _dtype_name(code: int) -> str:
+    if code >= len(_DTYPE_NAMES):
+        raise FormatError(f"dtype code {code} is unknown")
+    return _DTYPE_NAMES[code]
+
+
+def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    if math.prod(shape) > MAX_ELEMENTS or math.prod(shape) * DTYPES[dtype].per_value % 8:
+        raise FormatError("a shape in the table is impossible", tensor=name)
+    return TensorSpec(name, dtype, shape)
+
+
+# -- variable-length integers: seven bits a byte, least significant first, the top bit means "more" ----------------
+
+
+def _varints(values: Sequence[int]) -> bytes:
+    out = bytearray()
+    for value in values:
+        while value > 127:
+            out.append(value & 127 | 128)
+            value >>= 7
+        out.append(value)
+    return bytes(out)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 63, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise FormatError("a number in the table is cut off or too large")
+
+
+def _skips(ordinals: list[int]) -> list[int]:
+    return [b - a - 1 for a, b in pairwise([-1, *ordinals])]
+
+
+class _Numbers:
+    """All varints of a byte string, taken in order."""
+
+    def __init__(self, data: bytes):
+        raw = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(raw < 128)
+        if raw.size and (ends.size == 0 or ends[-1] != raw.size - 1):
+            raise FormatError("a number in the table is cut off or too large")
+        starts = np.concatenate([[0], ends[:-1] + 1]) if ends.size else ends
+        widths = ends - starts + 1
+        if ends.size and widths.max() > 9:
+            raise FormatError("a number in the table is cut off or too large")
+        self._values: npt.NDArray[np.int64] = np.zeros(ends.size, np.int64)
+        for i in range(int(widths.max()) if ends.size else 0):
+            more = np.flatnonzero(widths > i)
+            self._values[more] |= (raw[starts[more] + i].astype(np.int64) & 127) << (7 * i)
+        self._at = 0
+
+    def take(self, count: int) -> list[int]:
+        if count > self._values.size - self._at:
+            raise FormatError("the table ends too early")
+        self._at += count
+        values: list[int] = self._values[self._at - count : self._at].tolist()
+        return values
+
+    def done(self) -> None:
+        if self._at != self._values.size:
+            raise FormatError("the table goes on behind its last row")

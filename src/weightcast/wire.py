@@ -1,0 +1,300 @@
+"""Patch ↔ safetensors bytes: the table, the streams, and every check on input (SPEC 5)."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfileobj
+from typing import IO, Any
+
+import numpy as np
+
+from weightcast.bits import Bits, TensorSpec, Weights
+from weightcast.codec import CODECS, Codec, Coded
+from weightcast.container import BytesSource, Container, Entry, Source, header_bytes, open_container, parse_json
+from weightcast.errors import FormatError, UsageError, VersionError
+from weightcast.patch import ModelSize, Patch, TensorPatch
+from weightcast.rows import Row, pack_rows, unpack_rows
+from weightcast.workers import ONE, Workers
+
+FORMAT = 1
+METADATA_KEY = "weightcast"
+DIGESTS, BLOCKS, TABLE = "weightcast.digests", "weightcast.blocks", "weightcast.table"
+
+_IN_MEMORY = 64 << 20
+
+
+@dataclass(frozen=True)
+class PatchHeader:
+    """What a patch says of itself."""
+
+    codec: str
+    base: str | None
+    result: str
+    model: ModelSize
+
+
+# -- write -----------------------------------------------------------------------------------------------------------
+
+
+class PatchWriter:
+    """Collects coded tensors in table order, on disk where they get large, then writes the file in one go."""
+
+    def __init__(self, codec: str, spool_folder: Path | None = None):
+        self.codec = codec_named(codec)
+        self._rows: list[Row] = []
+        self._entries: dict[int, list[tuple[str, str, tuple[int, ...], int]]] = {8: [], 4: [], 2: [], 1: []}
+        self._spools = {size: tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=spool_folder) for size in self._entries}
+        self._block_bytes = 0
+
+    def add(self, coded: Coded) -> None:
+        """Take the next changed tensor."""
+        self._rows.append(Row(coded.spec, coded.changed, coded.digest, coded.blocks))
+        for stream, data in coded.streams.items():
+            if stream == "blocks":
+                self._spools[1].write(data.tobytes())
+                self._block_bytes += data.nbytes
+            else:
+                name = f"{coded.spec.name}.{stream}"
+                self._append(name, *_plain_type(stream, coded, data), data.itemsize, data)
+
+    def _append(self, name: str, dtype: str, shape: tuple[int, ...], size: int, data: np.ndarray) -> None:
+        self._entries[size].append((name, dtype, shape, data.nbytes))
+        self._spools[size].write(data.tobytes())
+
+    def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
+        """Write the whole file to ``out``; returns its size."""
+        digests = np.array([row.digest for row in self._rows], "<u8")
+        self._append(DIGESTS, "U64", (len(self._rows),), 8, digests)
+        if self.codec.name != "plain":
+            self._entries[1].append((BLOCKS, "U8", (self._block_bytes,), self._block_bytes))
+        table, table_bytes = pack_rows(self._rows)
+        packed = np.frombuffer(table, np.uint8)
+        self._append(TABLE, "U8", (packed.size,), 1, packed)
+        meta = {
+            "base": base,
+            "codec": self.codec.name,
+            "format": FORMAT,
+            "model": [model.tensors, model.elements, model.nbytes],
+            "result": result,
+            "table": table_bytes,
+        }
+        entries, at = [], 0
+        for size in self._entries:  # widest first, so that every entry is aligned
+            for name, dtype, shape, nbytes in self._entries[size]:
+                entries.append(Entry(name, dtype, shape, at, at + nbytes))
+                at += nbytes
+        text = json.dumps(meta, separators=(",", ":"), sort_keys=True)
+        header = header_bytes(entries, {METADATA_KEY: text})
+        out.write(header)
+        for spool in self._spools.values():
+            spool.seek(0)
+            copyfileobj(spool, out, 1 << 20)
+            spool.close()
+        return len(header) + at
+
+
+def _plain_type(stream: str, coded: Coded, data: np.ndarray) -> tuple[str, tuple[int, ...]]:
+    if stream == "indices":
+        return ("I32" if data.itemsize == 4 else "I64"), (data.size,)
+    if "indices" not in coded.streams:
+        return coded.spec.dtype, coded.spec.shape
+    return _element_dtype(coded.spec), (data.size,)
+
+
+def _element_dtype(spec: TensorSpec) -> str:
+    """Packed values cannot be listed one by one: their bytes can."""
+    return spec.dtype if spec.kind.per_value >= 8 else "U8"
+
+
+def codec_named(name: str) -> Codec:
+    """The codec of that name; `VersionError` if this release has none."""
+    if name not in CODECS:
+        raise VersionError(f"unknown codec {name!r}", hint=f"Known are {', '.join(CODECS)}.")
+    return CODECS[name]
+
+
+def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, workers: Workers = ONE) -> bytes:
+    """A patch as the bytes of one object. ``old`` holds the base; `banded` needs it."""
+    writer = PatchWriter(codec)
+
+    def one(tensor: TensorPatch) -> Coded:
+        return writer.codec.encode(tensor, old.read(tensor.spec.name) if old else None, workers)
+
+    for coded in workers.stream(one, patch.tensors):
+        writer.add(coded)
+    out = io.BytesIO()
+    writer.finish(out, patch.base, patch.result, patch.model)
+    return out.getvalue()
+
+
+# -- read ------------------------------------------------------------------------------------------------------------
+
+
+class PatchReader:
+    """An opened patch object: header and table are checked, streams are read when a tensor is decoded."""
+
+    def __init__(self, source: Source):
+        self._container = open_container(source)
+        self.nbytes = source.size
+        try:
+            meta = _meta(self._container)
+            self.header = _header(meta)
+            self.rows = self._read_rows(meta)
+            self._streams = dict(self._place_streams())
+        except FormatError as error:
+            raise error.about(file=source.name) from None
+
+    @property
+    def overhead(self) -> int:
+        """Bytes outside the coded streams: headers, table and digests."""
+        streams = [name for name in self._container.entries if name not in (DIGESTS, TABLE)]
+        return self.nbytes - sum(self._entry(name).end - self._entry(name).begin for name in streams)
+
+    def stored(self, row: Row) -> int:
+        """Bytes of a tensor's coded streams."""
+        return sum(entry.end - entry.begin for entry in self._streams[row.spec.name].values())
+
+    def coded(self, row: Row) -> Coded:
+        """Read one tensor's streams."""
+        streams: dict[str, np.ndarray] = {}
+        for stream, entry in self._streams[row.spec.name].items():
+            data = self._container.read(entry)
+            streams[stream] = data.view(_stream_word(stream, entry, row.spec))
+        return Coded(row.spec, row.changed, row.digest, streams, row.blocks)
+
+    def decode(self, row: Row, old: Bits | None, workers: Workers = ONE) -> TensorPatch:
+        """One tensor's patch, checked against the ``old`` tensor's size and the table's count."""
+        if old is not None and old.size != row.spec.elements:
+            raise UsageError(f"the old tensor has {old.size} elements, not {row.spec.elements}", tensor=row.spec.name)
+        patch = CODECS[self.header.codec].decode(self.coded(row), old, workers)
+        if patch.changed != row.changed:
+            raise FormatError(
+                f"the streams change {patch.changed} elements, the table says {row.changed}",
+                file=self._container.source.name,
+                tensor=row.spec.name,
+            )
+        return patch
+
+    def _entry(self, name: str) -> Entry:
+        try:
+            return self._container.entries[name]
+        except KeyError:
+            raise FormatError(f"the entry {name} is missing") from None
+
+    def _read_rows(self, meta: dict[str, Any]) -> tuple[Row, ...]:
+        digests = self._entry(DIGESTS)
+        if digests.dtype != "U64" or len(digests.shape) != 1:
+            raise FormatError("the digests are no list of U64")
+        table = self._container.read(self._entry(TABLE)).tobytes()
+        values = self._container.read(digests).view("<u8").tolist()
+        return unpack_rows(table, meta["table"], values, blocks=self.header.codec != "plain")
+
+    def _place_streams(self) -> Iterator[tuple[str, dict[str, Entry]]]:
+        """Which bytes belong to which tensor; every entry must belong to one."""
+        known = {DIGESTS, TABLE}
+        if self.header.codec == "plain":
+            for row in self.rows:
+                streams = {}
+                for stream in ("indices", "values"):
+                    name = f"{row.spec.name}.{stream}"
+                    if stream == "values" or name in self._container.entries:
+                        streams[stream] = self._entry(name)
+                        known.add(name)
+                _check_plain(row, streams)
+                yield row.spec.name, streams
+        else:
+            blocks = self._entry(BLOCKS)
+            known.add(BLOCKS)
+            at = blocks.begin
+            for row in self.rows:
+                size = sum(length for _, length in row.blocks)
+                yield row.spec.name, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
+                at += size
+            if at != blocks.end:
+                raise FormatError(f"the table speaks of {at - blocks.begin} bytes of blocks, there are {blocks.shape}")
+        strangers = self._container.entries.keys() - known
+        if strangers:
+            raise FormatError("an entry belongs to no tensor of the table", tensor=min(strangers))
+
+
+def _meta(container: Container) -> dict[str, Any]:
+    if container.metadata.keys() != {METADATA_KEY}:
+        raise FormatError("not a weightcast patch: it has no such metadata", hint="Is it a checkpoint?")
+    meta = parse_json(container.metadata[METADATA_KEY].encode(), "metadata")
+    if not isinstance(meta, dict) or type(meta.get("format")) is not int:
+        raise FormatError("the metadata state no format version")
+    if meta["format"] != FORMAT:
+        raise VersionError(
+            f"format version {meta['format']} is not known", hint=f"This release reads {FORMAT}; install a newer one."
+        )
+    if meta.keys() != {"base", "codec", "format", "model", "result", "table"}:
+        raise FormatError("the metadata have other fields than the format says")
+    return meta
+
+
+def _header(meta: dict[str, Any]) -> PatchHeader:
+    base, result, model = meta["base"], meta["result"], meta["model"]
+    if not (base is None or _is_digest(base)) or not _is_digest(result):
+        raise FormatError("base or result is no position digest")
+    if not isinstance(model, list) or len(model) != 3 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in model):
+        raise FormatError("the model's size is impossible")
+    if not isinstance(meta["codec"], str) or type(meta["table"]) is not int:
+        raise FormatError("codec or table size is impossible")
+    codec = codec_named(meta["codec"])
+    if base is None and codec.name != "plain":
+        raise FormatError(f"a patch without a base cannot be coded with {codec.name}")
+    return PatchHeader(codec.name, base, result, ModelSize(*model))
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _check_plain(row: Row, streams: dict[str, Entry]) -> None:
+    spec, values = row.spec, streams["values"]
+    if "indices" not in streams:
+        good = (values.dtype, values.shape) == (spec.dtype, spec.shape)
+    else:
+        indices = streams["indices"]
+        good = indices.dtype in ("I32", "I64") and values.dtype == _element_dtype(spec)
+        good = good and indices.shape == values.shape == (row.changed,)
+    if not good:
+        raise FormatError("indices and values do not fit the tensor", tensor=spec.name)
+
+
+def _stream_word(stream: str, entry: Entry, spec: TensorSpec) -> np.dtype[Any]:
+    if stream == "blocks":
+        return np.dtype(np.uint8)
+    return spec.kind.word if stream == "values" else np.dtype("<i4" if entry.dtype == "I32" else "<i8")
+
+
+def decode(data: bytes | memoryview, old: Weights | None = None, workers: Workers = ONE) -> Patch:
+    """Read a patch object against the base it was made from, which ``old`` holds.
+
+    All of the object is checked against the format; `advance` then proves it against the base's fingerprint.
+    """
+    reader = PatchReader(BytesSource(data))
+    tensors = tuple(decode_tensors(reader, old, reader.rows, workers))
+    header = reader.header
+    return Patch(header.base, header.result, header.model, tensors)
+
+
+def decode_tensors(
+    reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
+) -> Iterator[TensorPatch]:
+    """Decode some tensors in turn, a few at a time."""
+
+    def one(row: Row) -> TensorPatch:
+        name = row.spec.name
+        if old is None or reader.header.base is None:
+            return reader.decode(row, None, workers)
+        if name not in old.table or old.table[name] != row.spec:
+            raise UsageError("the patch has a tensor that the weights have not, or of another dtype or shape", tensor=name)
+        return reader.decode(row, old.read(name), workers)
+
+    return workers.stream(one, rows)

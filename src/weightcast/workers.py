@@ -1,0 +1,72 @@
+"""Threads for kernels that release the interpreter lock."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Workers:
+    """A fixed number of threads: `map` inside one tensor, `stream` across tensors; the two nest."""
+
+    def __init__(self, threads: int | None = None):
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="weightcast") if self.threads > 1 else None
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Results in order. The caller works too, so a thread of the pool may call this without a deadlock."""
+        if self._pool is None or len(items) < 2:
+            return [function(item) for item in items]
+        turns = iter(range(len(items)))  # next() on it is atomic
+        results: dict[int, R] = {}
+
+        def work() -> None:
+            for i in turns:
+                results[i] = function(items[i])
+
+        helpers = [self._pool.submit(work) for _ in range(min(self.threads, len(items)) - 1)]
+        try:
+            work()
+        finally:
+            for helper in helpers:
+                if not helper.cancel():
+                    helper.result()
+        return [results[i] for i in range(len(items))]
+
+    def stream(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Results in order, at most one item per thread begun ahead of the consumer: memory stays bounded."""
+        if self._pool is None:
+            yield from map(function, items)
+            return
+        ahead: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                ahead.append(self._pool.submit(function, item))
+                if len(ahead) > self.threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+ONE = Workers(1)
+"""The calling thread alone."""
