@@ -11,24 +11,13 @@
 True
 """
 
-from weightcast.bits import Arrays, TensorSpec, TensorTable, Weights, round_to
+from weightcast import errors
+from weightcast.bits import Arrays, TensorSpec, TensorTable, round_to
 from weightcast.checkpoint import Checkpoint
 from weightcast.detect import anchor, diff
 from weightcast.digest import Fingerprint, box_digest, fingerprint
-from weightcast.errors import (
-    BaseError,
-    CheckpointError,
-    FormatError,
-    InterruptedApply,
-    MismatchError,
-    ResultError,
-    UsageError,
-    VersionError,
-    WeightcastError,
-)
-from weightcast.kernels.compile import CompileWarning
+from weightcast.errors import WeightcastError
 from weightcast.kernels.ready import warm_up
-from weightcast.offline import apply_in_place, apply_to_copy, write_patch
 from weightcast.patch import Patch, TensorPatch, advance, compose
 from weightcast.wire import PatchReader, decode, encode
 from weightcast.workers import Workers
@@ -37,36 +26,24 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Arrays",
-    "BaseError",
     "Checkpoint",
-    "CheckpointError",
-    "CompileWarning",
     "Fingerprint",
-    "FormatError",
-    "InterruptedApply",
-    "MismatchError",
     "Patch",
     "PatchReader",
-    "ResultError",
     "TensorPatch",
     "TensorSpec",
     "TensorTable",
-    "UsageError",
-    "VersionError",
     "WeightcastError",
-    "Weights",
     "Workers",
     "advance",
     "anchor",
-    "apply_in_place",
-    "apply_to_copy",
     "box_digest",
     "compose",
     "decode",
     "diff",
     "encode",
+    "errors",
     "fingerprint",
     "round_to",
     "warm_up",
-    "write_patch",
 ]

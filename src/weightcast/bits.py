@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,7 +99,9 @@ class TensorSpec:
     def nbytes(self) -> int:
         bits = math.prod(self.shape) * self.kind.per_value
         if bits % 8:
-            raise UsageError(f"{self.dtype} values of shape {list(self.shape)} do not fill whole bytes", tensor=self.name)
+            raise UsageError(
+                f"{self.dtype} values of shape {list(self.shape)} do not fill whole bytes", tensor=self.name
+            )
         return bits // 8
 
 
@@ -116,7 +119,7 @@ class TensorTable:
         ordered = tuple(sorted(specs, key=lambda spec: spec.name.encode()))
         names = {spec.name for spec in ordered}
         if len(names) != len(ordered):
-            twice = next(a.name for a, b in zip(ordered, ordered[1:], strict=False) if a.name == b.name)
+            twice = next(a.name for a, b in pairwise(ordered) if a.name == b.name)
             raise UsageError("two tensors have the same name", tensor=twice)
         pairs = tuple(sorted((aliases or {}).items(), key=lambda pair: pair[0].encode()))
         for alias, name in pairs:

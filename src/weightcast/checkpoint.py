@@ -11,7 +11,7 @@ import numpy as np
 
 from weightcast.bits import Bits, TensorSpec, TensorTable
 from weightcast.container import MAX_HEADER, Container, FileSource, open_container, parse_json
-from weightcast.errors import CheckpointError, FormatError, InterruptedApply, UsageError
+from weightcast.errors import CheckpointError, FormatError, InterruptedApplyError, UsageError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -30,7 +30,7 @@ class Checkpoint:
         """Open and check all headers; ``interrupted`` permits one that an apply has left half changed."""
         self.path = path
         if not interrupted and redo_path(path).exists():
-            raise InterruptedApply(
+            raise InterruptedApplyError(
                 "an apply in place was interrupted here and the weights are half changed",
                 file=str(path),
                 hint=f"Finish it with `weightcast apply --resume {path}`.",
@@ -79,7 +79,7 @@ class Checkpoint:
         entry = container.entries[name]
         if bits.nbytes != entry.end - entry.begin:
             raise UsageError("these bits are not the tensor's size", file=file, tensor=name)
-        self._files[file].write_from(memoryview(bits.view(np.uint8)), container.data_start + entry.begin)
+        self._files[file].write_from(bits.view(np.uint8).data, container.data_start + entry.begin)
 
     def sync(self) -> None:
         for source in self._files.values():
@@ -120,7 +120,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
         if source.size > MAX_HEADER:
             raise FormatError(f"an index of {source.size} bytes is over the limit", file=str(path))
         raw = np.empty(source.size, np.uint8)
-        source.read_into(memoryview(raw), 0)
+        source.read_into(raw.data, 0)
     try:
         index: Any = parse_json(raw.tobytes(), "index")
     except FormatError as error:

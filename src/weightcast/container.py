@@ -120,7 +120,7 @@ class Container:
     def read(self, entry: Entry) -> npt.NDArray[np.uint8]:
         """An entry's bytes, in memory of their own."""
         out = np.empty(entry.end - entry.begin, np.uint8)
-        self.source.read_into(memoryview(out), self.data_start + entry.begin)
+        self.source.read_into(out.data, self.data_start + entry.begin)
         return out
 
 
@@ -136,14 +136,14 @@ def _open(source: Source) -> Container:
     if source.size < 8:
         raise FormatError("too short for a safetensors file")
     prefix = np.empty(8, np.uint8)
-    source.read_into(memoryview(prefix), 0)
+    source.read_into(prefix.data, 0)
     length = int(prefix.view("<u8")[0])
     if length > MAX_HEADER:
         raise FormatError(f"the header says it has {length} bytes, over the limit of {MAX_HEADER}")
     if 8 + length > source.size:
         raise FormatError("the file ends within its header", hint="Copy or download it again.")
     raw = np.empty(length, np.uint8)
-    source.read_into(memoryview(raw), 8)
+    source.read_into(raw.data, 8)
     header = parse_json(raw.tobytes(), "header")
     if not isinstance(header, dict):
         raise FormatError("the header is no JSON object")

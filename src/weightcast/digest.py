@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -72,7 +72,11 @@ class Fingerprint:
         return self.digests[self.table.ordinal(name)]
 
 
+def tensor_digests(weights: Weights, workers: Workers = ONE) -> Iterator[int]:
+    """The digest of one tensor after the other, a few being read ahead."""
+    return workers.stream(lambda spec: tensor_digest(weights.read(spec.name), workers), weights.table)
+
+
 def fingerprint(weights: Weights, workers: Workers = ONE) -> Fingerprint:
     """Read all of ``weights`` once and digest it."""
-    digests = workers.stream(lambda spec: tensor_digest(weights.read(spec.name), workers), weights.table)
-    return Fingerprint(weights.table, tuple(digests))
+    return Fingerprint(weights.table, tuple(tensor_digests(weights, workers)))

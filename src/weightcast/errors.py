@@ -8,7 +8,7 @@
     ├── MismatchError       the weights do not stand where a patch expects them
     │   ├── BaseError       before applying: another base
     │   └── ResultError     after decoding: another result than stated
-    └── InterruptedApply    a target is half changed and its redo file must be replayed first
+    └── InterruptedApplyError    a target is half changed and its redo file must be replayed first
 
 Each carries what it is about (`file`, `tensor`) and what to do next (`hint`), and shows all of it as its text.
 """
@@ -19,7 +19,7 @@ __all__ = [
     "BaseError",
     "CheckpointError",
     "FormatError",
-    "InterruptedApply",
+    "InterruptedApplyError",
     "MismatchError",
     "ResultError",
     "UsageError",
@@ -83,5 +83,5 @@ class ResultError(MismatchError):
     """The decoded patch does not lead to the result it states."""
 
 
-class InterruptedApply(WeightcastError):
+class InterruptedApplyError(WeightcastError):
     """A kill left a redo file behind: the target is half changed until it is replayed."""

@@ -20,7 +20,7 @@ from weightcast.checkpoint import Checkpoint, redo_path
 from weightcast.codec import CODECS, Coded
 from weightcast.container import FileSource
 from weightcast.detect import diff_tensor, refuse_other_table
-from weightcast.digest import Fingerprint, fingerprint, tensor_digest
+from weightcast.digest import Fingerprint, tensor_digest, tensor_digests
 from weightcast.errors import CheckpointError, ResultError, UsageError
 from weightcast.patch import ModelSize, TensorPatch, departure, prove_result, prove_tensor
 from weightcast.wire import PatchReader, PatchWriter, codec_named, decode_tensors
@@ -58,20 +58,30 @@ def write_patch(
         patch = diff_tensor(spec, before, new.read(spec.name), base, workers)
         return (base, patch, kind.encode(patch, before, workers)) if patch.changed else (base, None, None)
 
-    writer = PatchWriter(codec, out.absolute().parent)
     bases, results, changed, done = [], [], 0, 0
-    for spec, (base, patch, coded) in zip(old.table, workers.stream(one, old.table), strict=True):
-        bases.append(base)
-        results.append(patch.digest if patch else base)
-        if patch and coded:
-            changed += patch.changed
-            writer.add(coded)
-        done += spec.nbytes
-        report("diff", done, model.nbytes)
-    base_position, result_position = (Fingerprint(old.table, tuple(d)).position for d in (bases, results))
-    with replacing(out) as file:
-        nbytes = writer.finish(file, base_position, result_position, model)
+    with PatchWriter(codec, out.absolute().parent) as writer:
+        for spec, (base, patch, coded) in zip(old.table, workers.stream(one, old.table), strict=True):
+            bases.append(base)
+            results.append(patch.digest if patch else base)
+            if patch and coded:
+                changed += patch.changed
+                writer.add(coded)
+            done += spec.nbytes
+            report("diff", done, model.nbytes)
+        base_position, result_position = (Fingerprint(old.table, tuple(d)).position for d in (bases, results))
+        with replacing(out) as file:
+            nbytes = writer.finish(file, base_position, result_position, model)
     return Written(base_position, result_position, model, changed, nbytes)
+
+
+def standing_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
+    """Digest all tensors, telling how far it got."""
+    digests, done, total = [], 0, weights.table.nbytes
+    for spec, digest in zip(weights.table, tensor_digests(weights, workers), strict=True):
+        digests.append(digest)
+        done += spec.nbytes
+        report("verify", done, total)
+    return Fingerprint(weights.table, tuple(digests))
 
 
 @contextmanager
@@ -107,13 +117,12 @@ def apply_in_place(patch: Path, target: Path, workers: Workers = ONE, report: Re
     resume(target, workers, report)
     with FileSource(patch) as source, Checkpoint(target, writable=True) as weights:
         reader = PatchReader(source)
-        standing = _standing(weights, workers, report)
+        standing = standing_of(weights, workers, report)
         if standing.position == reader.header.result:
             return standing.position
         start = departure(standing, reader.header.base)
         redo = redo_path(target)
-        writer = PatchWriter("plain", redo.parent)
-        with replacing(redo) as file:
+        with PatchWriter("plain", redo.parent) as writer, replacing(redo) as file:
             for tensor in _proven(reader, weights, start, workers, report):
                 writer.add(CODECS["plain"].encode(tensor, None, workers))
             writer.finish(file, reader.header.base, reader.header.result, reader.header.model)
@@ -132,7 +141,7 @@ def resume(target: Path, workers: Workers = ONE, report: Report = silent) -> str
         expected = PatchReader(source).header.result
     with Checkpoint(target, writable=True, interrupted=True) as weights:
         _overwrite(redo, weights, report)
-        found = _standing(weights, workers, report).position
+        found = standing_of(weights, workers, report).position
         if found != expected:
             raise ResultError(
                 "replaying the interrupted apply does not lead to its result: the target was changed by something else",
@@ -151,7 +160,7 @@ def apply_to_copy(patch: Path, target: Path, out: Path, workers: Workers = ONE, 
     partial = out.with_name(out.name + ".partial")
     with FileSource(patch) as source, Checkpoint(target) as weights:
         reader = PatchReader(source)
-        standing = _standing(weights, workers, report)
+        standing = standing_of(weights, workers, report)
         start = departure(standing, reader.header.base)
         try:
             _copy(target, partial)
@@ -174,21 +183,6 @@ def _copy(target: Path, out: Path) -> None:
         shutil.copytree(target, out, symlinks=True) if target.is_dir() else shutil.copyfile(target, out)
     except (OSError, shutil.Error) as error:
         raise CheckpointError(f"cannot copy the target: {error}", file=str(out)) from error
-
-
-def _standing(weights: Checkpoint, workers: Workers, report: Report) -> Fingerprint:
-    done, total = 0, weights.table.nbytes
-
-    class Watched:
-        table = weights.table
-
-        def read(self, name: str):  # type: ignore[no-untyped-def]
-            nonlocal done
-            done += self.table[name].nbytes
-            report("verify", done, total)
-            return weights.read(name)
-
-    return fingerprint(Watched(), workers)
 
 
 def _proven(

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from os.path import commonprefix
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,7 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
     names, before = bytearray(), b""
     for row in rows:
         name = row.spec.name.encode()
-        shared = len(commonprefix([before, name]))
+        shared = _shared_prefix(before, name)
         names += _varints([shared, len(name) - shared]) + name[shared:]
         before = name
     numbers = _varints(
@@ -75,10 +74,16 @@ def unpack_rows(packed: bytes, size: int, digests: Sequence[int], blocks: bool) 
     rows = []
     for i, name in enumerate(names):
         ordinals = list(accumulate(skips[i], lambda before, skipped: before + 1 + skipped))
-        row = Row(_spec(name, dtypes[i], shapes[i]), changed[i], digests[i], tuple(zip(ordinals, lengths[i], strict=True)))
+        row = Row(
+            _spec(name, dtypes[i], shapes[i]), changed[i], digests[i], tuple(zip(ordinals, lengths[i], strict=True))
+        )
         _check_row(row, blocks)
         rows.append(row)
     return tuple(rows)
+
+
+def _shared_prefix(a: bytes, b: bytes) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _check_row(row: Row, blocks: bool) -> None:

@@ -6,9 +6,11 @@ import io
 import json
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfileobj
+from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -48,8 +50,20 @@ class PatchWriter:
         self.codec = codec_named(codec)
         self._rows: list[Row] = []
         self._entries: dict[int, list[tuple[str, str, tuple[int, ...], int]]] = {8: [], 4: [], 2: [], 1: []}
-        self._spools = {size: tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=spool_folder) for size in self._entries}
         self._block_bytes = 0
+        with ExitStack() as opening:
+            folder = str(spool_folder) if spool_folder else None
+            self._spools = {
+                size: opening.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=folder))
+                for size in self._entries
+            }
+            self._close = opening.pop_all().close
+
+    def __enter__(self) -> PatchWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
 
     def add(self, coded: Coded) -> None:
         """Take the next changed tensor."""
@@ -94,7 +108,6 @@ class PatchWriter:
         for spool in self._spools.values():
             spool.seek(0)
             copyfileobj(spool, out, 1 << 20)
-            spool.close()
         return len(header) + at
 
 
@@ -120,15 +133,15 @@ def codec_named(name: str) -> Codec:
 
 def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, workers: Workers = ONE) -> bytes:
     """A patch as the bytes of one object. ``old`` holds the base; `banded` needs it."""
-    writer = PatchWriter(codec)
+    kind, out = codec_named(codec), io.BytesIO()
 
     def one(tensor: TensorPatch) -> Coded:
-        return writer.codec.encode(tensor, old.read(tensor.spec.name) if old else None, workers)
+        return kind.encode(tensor, old.read(tensor.spec.name) if old else None, workers)
 
-    for coded in workers.stream(one, patch.tensors):
-        writer.add(coded)
-    out = io.BytesIO()
-    writer.finish(out, patch.base, patch.result, patch.model)
+    with PatchWriter(codec) as writer:
+        for coded in workers.stream(one, patch.tensors):
+            writer.add(coded)
+        writer.finish(out, patch.base, patch.result, patch.model)
     return out.getvalue()
 
 
@@ -294,7 +307,9 @@ def decode_tensors(
         if old is None or reader.header.base is None:
             return reader.decode(row, None, workers)
         if name not in old.table or old.table[name] != row.spec:
-            raise UsageError("the patch has a tensor that the weights have not, or of another dtype or shape", tensor=name)
+            raise UsageError(
+                "the patch has a tensor that the weights have not, or of another dtype or shape", tensor=name
+            )
         return reader.decode(row, old.read(name), workers)
 
     return workers.stream(one, rows)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from weightcast.bits import Bits, TensorSpec
@@ -20,7 +20,7 @@ class Coded:
     spec: TensorSpec
     changed: int
     digest: int
-    streams: Mapping[str, npt.NDArray[np.generic]]
+    streams: Mapping[str, npt.NDArray[Any]]
     blocks: tuple[tuple[int, int], ...] = field(default=())
     """(ordinal, bytes) of each block in the stream, where the codec works in blocks."""
 

@@ -269,7 +269,9 @@ def _encode_block(keys, places, old, new, one_band, dtype, out):
     changed_keys, far_keys = np.zeros(256, np.int64), np.zeros(256, np.int64)
     for i in range(n):
         changed[places[i] >> 6] |= _U1 << np.uint64(places[i] & 63)
-        step = (ordered(new[i], width, signed_magnitude) - ordered(old[i], width, signed_magnitude)) & (top | (top - _U1))
+        step = (ordered(new[i], width, signed_magnitude) - ordered(old[i], width, signed_magnitude)) & (
+            top | (top - _U1)
+        )
         up[i] = step <= top
         distance[i] = step if up[i] else (top - (step - top))
         exponent[i] = key_of(old[i], magnitude, shift, bias)

@@ -38,7 +38,7 @@ def kernel(function: _F) -> _F:
     return compiled  # type: ignore[no-any-return]
 
 
-class _Announce(event.Listener):  # type: ignore[misc]
+class _Announce(event.Listener):
     def on_start(self, started: Any) -> None:
         global _announced
         if not _announced and started.data["dispatcher"] in _kernels:

@@ -13,7 +13,7 @@ BITS_SALT = np.uint64(0xD1B54A32D192ED03)
 
 @kernel
 def changes(old, new, first, indices, was, now):
-    """Find where ``old`` and ``new`` differ; fills flat indices from ``first`` on, old and new bits; returns how many."""
+    """Find where ``old`` and ``new`` differ; fills flat indices from ``first``, old and new bits; returns how many."""
     used = 0
     for word in range(old.size // LANES):
         mask = differ_mask(old, new, word * LANES)

@@ -8,14 +8,15 @@ from typing import Any
 
 from llvmlite import binding, ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
+from numba.core.config import CPU_NAME  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
 LANES = 64
 """Elements per mask: one bit each in an unsigned 64-bit integer."""
 
 # A set CPU name means code for another machine than this one.
-_BMI2 = platform.machine() in ("x86_64", "AMD64") and not config.CPU_NAME and binding.get_host_cpu_features().get("bmi2")
+_BMI2 = platform.machine() in ("x86_64", "AMD64") and not CPU_NAME and binding.get_host_cpu_features().get("bmi2")
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 
@@ -125,7 +126,8 @@ def store_keys(typingctx: Any, bits: Any, at: Any, magnitude: Any, shift: Any, b
         lanes = _load_lanes(context, builder, signature.args[0], args[0], args[1])
         lane, small = lanes.type.element, ir.VectorType(_I8, LANES)
         magnitude, shift, bias = (
-            _spread(builder, scalar if lane == _I64 else builder.trunc(scalar, lane), lanes.type) for scalar in args[2:5]
+            _spread(builder, scalar if lane == _I64 else builder.trunc(scalar, lane), lanes.type)
+            for scalar in args[2:5]
         )
         most = _spread(builder, ir.Constant(lane, 255), lanes.type)
         exponent = builder.lshr(builder.and_(lanes, magnitude), shift)

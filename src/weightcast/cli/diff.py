@@ -1,0 +1,40 @@
+"""`weightcast diff OLD NEW -o PATCH`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weightcast.checkpoint import Checkpoint
+from weightcast.cli.console import AsJson, Threads, facts, working
+from weightcast.offline import write_patch
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(help="Weights before: a safetensors file or a checkpoint folder.")],
+    new: Annotated[Path, typer.Argument(help="Weights after.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the patch.")],
+    codec: Annotated[
+        str, typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader).")
+    ] = "banded",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the patch that leads from OLD to NEW, holding a few tensors in memory at a time."""
+    with working(threads, as_json) as (workers, report):
+        with Checkpoint(old) as before, Checkpoint(new) as after:
+            written = write_patch(before, after, output, codec, workers, report)
+        facts(
+            {
+                "patch": str(output),
+                "codec": codec,
+                "base": written.base,
+                "result": written.result,
+                "changed": written.changed,
+                "density": written.changed / max(written.model.elements, 1),
+                "bytes": written.nbytes,
+                "bits_per_change": 8 * written.nbytes / written.changed if written.changed else None,
+                "ratio_to_full": written.model.nbytes / written.nbytes,
+            },
+            as_json,
+        )

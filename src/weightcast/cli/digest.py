@@ -1,0 +1,31 @@
+"""`weightcast digest PATH`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weightcast.checkpoint import Checkpoint
+from weightcast.cli.console import AsJson, Threads, facts, working
+from weightcast.offline import standing_of
+
+
+def digest(
+    path: Annotated[Path, typer.Argument(help="A safetensors file or a Hugging Face checkpoint folder.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor's digest too.")] = False,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print where weights stand: two holders of one position hold the same bits."""
+    with working(threads, as_json) as (workers, report):
+        with Checkpoint(path) as weights:
+            standing = standing_of(weights, workers, report)
+        table = standing.table
+        values = {
+            "position": standing.position,
+            "tensors": len(table),
+            "elements": table.elements,
+            "bytes": table.nbytes,
+        }
+        each = {spec.name: f"{value:016x}" for spec, value in zip(table, standing.digests, strict=True)}
+        facts(values | ({"digests": each} if as_json else each) if tensors else values, as_json)

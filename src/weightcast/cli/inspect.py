@@ -1,0 +1,66 @@
+"""`weightcast inspect PATCH`"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from weightcast.cli.console import AsJson, facts, out, working
+from weightcast.container import FileSource
+from weightcast.wire import PatchReader
+
+
+def inspect(
+    patch: Annotated[Path, typer.Argument(help="A patch file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a patch says of itself; needs no weights."""
+    with working(1, as_json), FileSource(patch) as source:
+        summary, tensors = describe(PatchReader(source))
+    if as_json:
+        typer.echo(json.dumps(summary | {"tensors": tensors}))
+        return
+    facts(summary, as_json=False)
+    table = Table(box=None, header_style="dim")
+    table.add_column("tensor")
+    for column in ("dtype", "shape", "changed", "density", "bytes", "bits/change"):
+        table.add_column(column, justify="right")
+    for row in tensors:
+        shape = "×".join(map(str, row["shape"])) or "scalar"
+        numbers = f"{row['changed']:,}", f"{row['density']:.3%}", f"{row['bytes']:,}", f"{row['bits_per_change']:.2f}"
+        table.add_row(row["name"], row["dtype"], shape, *numbers)
+    out.print(table)
+
+
+def describe(reader: PatchReader) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The patch as a whole, and tensor by tensor."""
+    changed = sum(row.changed for row in reader.rows)
+    model = reader.header.model
+    summary = {
+        "base": reader.header.base,
+        "result": reader.header.result,
+        "codec": reader.header.codec,
+        "bytes": reader.nbytes,
+        "overhead_bytes": reader.overhead,
+        "changed_tensors": len(reader.rows),
+        "model_tensors": model.tensors,
+        "changed": changed,
+        "density": changed / max(model.elements, 1),
+        "bits_per_change": 8 * reader.nbytes / changed if changed else None,
+        "ratio_to_full": model.nbytes / reader.nbytes,
+    }
+    tensors = [
+        {
+            "name": row.spec.name,
+            "dtype": row.spec.dtype,
+            "shape": list(row.spec.shape),
+            "changed": row.changed,
+            "density": row.changed / row.spec.elements,
+            "bytes": reader.stored(row),
+            "bits_per_change": 8 * reader.stored(row) / row.changed,
+        }
+        for row in reader.rows
+    ]
+    return summary, tensors

@@ -1,0 +1,46 @@
+"""What other systems' wire encodings cost, written from their published descriptions, only to be measured.
+
+Each takes the old and new bits of a bf16 tensor and the changed indices, and gives the bytes it would ship.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from weightcast.bits import Bits
+from weightcast.patch import Indices
+
+
+def _zstd(data: bytes, level: int = 1) -> int:
+    import zstandard
+
+    return len(zstandard.ZstdCompressor(level=level).compress(data))
+
+
+def _gaps(indices: Indices) -> Indices:
+    return np.diff(indices, prepend=-1) - 1
+
+
+def _narrow(gaps: Indices) -> np.ndarray:
+    return gaps.astype(np.uint16 if gaps.size == 0 or gaps.max() < 1 << 16 else np.uint32)
+
+
+def _byte_gaps(gaps: Indices) -> bytes:
+    """0..254 as they are, 255 means add 255 and read on."""
+    more, rest = gaps // 255, gaps % 255
+    out = np.full(gaps.size + int(more.sum()), 255, np.uint8)
+    out[np.cumsum(more + 1) - 1] = rest
+    return out.tobytes()
+
+
+Encoding = Callable[[Bits, Bits, Indices], int]
+
+ENCODINGS: dict[str, Encoding] = {
+    "TRL raw: int32 + bf16": lambda old, new, i: 6 * i.size,
+    "TRL gap_delta: u16 gaps + bf16": lambda old, new, i: _narrow(_gaps(i)).nbytes + 2 * i.size,
+    "PULSE/grail: gaps + bf16, zstd": lambda old, new, i: _zstd(_narrow(_gaps(i)).tobytes() + new[i].tobytes()),
+    "slime, SkyRL: xor of all bytes, zstd": lambda old, new, i: _zstd((old ^ new).tobytes()),
+    "NeMo-RL: gaps + xor, zstd": lambda old, new, i: _zstd(_byte_gaps(_gaps(i))) + _zstd((old[i] ^ new[i]).tobytes()),
+}

@@ -1,0 +1,479 @@
+"""A second reader of patch objects, written from docs/SPEC.md alone: the standard library, and no hurry.
+
+It shares no code with weightcast, so where both read the same bytes in the same way, the page was enough.
+"""
+
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+# 2.4: bits of a value, in the order of the codes
+DTYPES = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8}
+DTYPES |= {"F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32}
+DTYPES |= {"F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64}
+MANTISSA = {"F8_E5M2": 2, "F8_E4M3": 3, "F8_E4M3FNUZ": 3, "F8_E5M2FNUZ": 2, "F16": 10, "BF16": 7, "F32": 23, "F64": 52}
+BLOCK = 1 << 18
+WORD = (1 << 64) - 1
+
+
+class Rejected(Exception):  # noqa: N818 -- what happens to the object, as SPEC 8 calls it
+    """The object is not one that a reader may accept; the text begins with the clause that says so."""
+
+
+class Tensor(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    bits: list[int]
+
+
+class Entry(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+
+class Row(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    changed: int
+    blocks: list[tuple[int, int]]  # which block of the tensor, its bytes
+
+
+def need(condition: bool, reason: str) -> None:
+    if not condition:
+        raise Rejected(reason)
+
+
+def read_checkpoint(data: bytes) -> dict[str, Tensor]:
+    """The tensors of a plain safetensors file (2.1 to 2.3)."""
+    _, entries = read_container(data)
+    return {name: Tensor(e.dtype, e.shape, unpack(e.raw, width(e.dtype))) for name, e in entries.items()}
+
+
+def apply_patch(
+    data: bytes, old: Mapping[str, Tensor] | None, aliases: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """The weights that a patch makes of the old ones, or `Rejected` (7, 8)."""
+    metadata, entries = read_container(data)
+    meta = read_metadata(metadata)
+    if meta["base"] is not None:
+        old = old or {}
+        need(meta["base"] == position(old, aliases), "8.6 (7.1) the base is not where the weights held stand")
+    digests = unpack(entry_of(entries, "weightcast.digests", "U64"), 64)
+    rows = read_table(entries, meta["table"], len(digests), meta["codec"], old)
+    read = read_plain if meta["codec"] == "plain" else read_blocks
+    new = read(rows, entries, None if meta["base"] is None else old)
+    for row, digest in zip(rows, digests, strict=True):
+        need(tensor_digest(new[row.name].bits) == digest, f"8.6 (7.2) the digest of {row.name!r} is another")
+    kept = [tensor.bits for name, tensor in (old or {}).items() if name not in new]
+    need(meta["base"] is not None or not any(kept), "8.6 (2.5) a patch without a base misses a tensor")
+    result = {**(old or {}), **new}
+    need(position(result, aliases) == meta["result"], "8.6 (7.2) the position reached is not the result")
+    return result
+
+
+# Sections 2 and 4: elements and digests
+
+
+def width(dtype: str) -> int:
+    """Bits of an element (2.2, 2.4)."""
+    return max(8, DTYPES[dtype])
+
+
+def count_elements(dtype: str, shape: tuple[int, ...], clause: str) -> int:
+    """How many elements a tensor has (2.2); shapes that cannot be are rejected under 8.1 or 8.3."""
+    need(len(shape) <= 64, f"{clause} more than 64 dimensions")
+    need(prod(shape) <= 1 << 48, f"{clause} more than 2^48 values")
+    bits = prod(shape) * DTYPES[dtype]
+    need(bits % 8 == 0, f"{clause} packed values that do not fill whole bytes")
+    return bits // width(dtype)
+
+
+def unpack(raw: bytes, w: int) -> list[int]:
+    """Bytes as elements of `w` bits (2.3)."""
+    return [int.from_bytes(raw[i : i + w // 8], "little") for i in range(0, len(raw), w // 8)]
+
+
+def mix64(x: int) -> int:
+    """4.1"""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WORD
+    return x ^ (x >> 31)
+
+
+def mix(i: int, b: int) -> int:
+    """4.1"""
+    return mix64(mix64((i + 0x9E3779B97F4A7C15) & WORD) ^ mix64((b + 0xD1B54A32D192ED03) & WORD))
+
+
+def tensor_digest(bits: Iterable[int]) -> int:
+    """4.2"""
+    return sum(mix(i, b) for i, b in enumerate(bits)) & WORD
+
+
+def position(tensors: Mapping[str, Tensor], aliases: Mapping[str, str] | None = None) -> str:
+    """4.3"""
+    ordered = sorted(tensors.items(), key=lambda item: item[0].encode())
+    rows = [[name, tensor.dtype, list(tensor.shape)] for name, tensor in ordered]
+    table = json.dumps({"aliases": dict(aliases or {}), "tensors": rows}, sort_keys=True, separators=(",", ":"))
+    digests = b"".join(struct.pack("<Q", tensor_digest(tensor.bits)) for _, tensor in ordered)
+    return hashlib.sha256(f"weightcast position 1\n{table}\n".encode("ascii") + digests).hexdigest()
+
+
+# Section 5: the object
+
+
+def parse_json(text: str, clause: str) -> object:
+    """JSON in which no object has a key twice (8.1); NaN and Infinity, which Python would take, are not JSON."""
+
+    def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        need(len(dict(pairs)) == len(pairs), f"{clause} a key twice")
+        return dict(pairs)
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    try:
+        return json.loads(text, object_pairs_hook=distinct, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise Rejected(f"{clause} not JSON") from error
+
+
+def decode_text(raw: bytes, reason: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Rejected(reason) from error
+
+
+def read_container(data: bytes) -> tuple[object, dict[str, Entry]]:
+    """`__metadata__` as it stands, and the entries, of a safetensors file (5.1, 8.1)."""
+    need(len(data) >= 8, "8.1 a file shorter than 8 bytes")
+    start = 8 + struct.unpack_from("<Q", data)[0]
+    need(start <= 8 + 100_000_000, "8.1 a header over 100,000,000 bytes")
+    need(start <= len(data), "8.1 a file shorter than its header says")
+    header = parse_json(decode_text(data[8:start], "8.1 a header that is not UTF-8"), "8.1")
+    need(isinstance(header, dict), "8.1 a header that is not an object")
+    metadata = header.pop("__metadata__", None)
+    spans = {name: read_entry(fields) for name, fields in header.items()}
+    end = 0
+    for _, _, begin, stop in sorted(spans.values(), key=lambda span: span[2:]):
+        need(begin == end, "8.1 entries that overlap or leave holes")
+        end = stop
+    need(start + end == len(data), "8.1 entries that do not end with the file")
+    return metadata, {name: Entry(d, s, data[start + a : start + b]) for name, (d, s, a, b) in spans.items()}
+
+
+def read_entry(fields: object) -> tuple[str, tuple[int, ...], int, int]:
+    """Dtype, shape, and where the data begins and ends, of one header entry (5.1, 8.1)."""
+    need(isinstance(fields, dict) and set(fields) == {"dtype", "shape", "data_offsets"}, "8.1 an entry's fields")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    need(isinstance(dtype, str) and dtype in DTYPES, "8.1 an unknown dtype")
+    need(are_sizes(shape) and are_sizes(offsets) and len(offsets) == 2, "8.1 shape and offsets are not sizes")
+    size = count_elements(dtype, tuple(shape), "8.1") * width(dtype) // 8
+    need(offsets[1] - offsets[0] == size, "8.1 dtype, shape and offsets disagree")
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def read_metadata(metadata: object) -> dict:
+    """The fields of 5.1, judged in the order that 8.2 wants: `format` first. (`model` is for people: any value.)"""
+    need(isinstance(metadata, dict) and isinstance(metadata.get("weightcast"), str), "8.2 no string `weightcast`")
+    fields = parse_json(metadata["weightcast"], "8.2")
+    need(isinstance(fields, dict), "8.2 `weightcast` is not an object")
+    number = fields.get("format", 1)
+    need(type(number) is int and number == 1, "8.2 an unknown format")
+    need(set(metadata) == {"weightcast"}, "8.2 another set of keys")
+    need(set(fields) == {"base", "codec", "format", "model", "result", "table"}, "8.2 another set of fields")
+    need(fields["codec"] in ("plain", "gap", "banded"), "8.2 an unknown codec")
+    need(fields["base"] is None or is_digest(fields["base"]), "8.2 base is not a digest")
+    need(is_digest(fields["result"]), "8.2 result is not a digest")
+    need(are_sizes([fields["table"]]) and fields["table"] <= 1 << 26, "8.2 table is over its limit")
+    need(fields["base"] is not None or fields["codec"] == "plain", "8.2 no base with a codec other than plain")
+    return fields
+
+
+def is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def entry_of(entries: Mapping[str, Entry], name: str, dtype: str) -> bytes:
+    """An entry that has to be there, of this dtype and one dimension (5.1, 8.4)."""
+    need(name in entries, f"8.4 a missing entry: {name}")
+    need(entries[name].dtype == dtype and len(entries[name].shape) == 1, f"8.4 {name} is not {dtype} [n]")
+    return entries[name].raw
+
+
+def inflate(stream: bytes, size: int) -> bytes:
+    """A zlib stream of exactly `size` bytes (5.2, 8.3), never making more than one byte too many (8.7)."""
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(stream, size + 1)
+    except zlib.error as error:
+        raise Rejected("8.3 a broken zlib stream") from error
+    need(len(text) == size and inflater.eof, "8.3 a zlib stream that does not give exactly `table` bytes")
+    need(not inflater.unused_data, "8.3 a zlib stream followed by other bytes")
+    return text
+
+
+class Columns:
+    """The table's byte string, read from left to right (5.2)."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text, self.at = text, 0
+
+    def take(self, count: int) -> bytes:
+        need(count <= len(self.text) - self.at, "8.3 a varint or name cut off")
+        self.at += count
+        return self.text[self.at - count : self.at]
+
+    def varint(self) -> int:
+        value = 0
+        for i in range(9):
+            byte = self.take(1)[0]
+            value |= (byte & 127) << 7 * i
+            if byte < 128:
+                return value
+        raise Rejected("8.3 a varint too long")
+
+    def column(self, rows: Iterable) -> list[int]:
+        return [self.varint() for _ in rows]
+
+
+def read_table(
+    entries: Mapping[str, Entry], size: int, count: int, codec: str, old: Mapping[str, Tensor] | None
+) -> list[Row]:
+    """The rows, column after column (5.2, 8.3)."""
+    columns = Columns(inflate(entry_of(entries, "weightcast.table", "U8"), size))
+    brought = {name.removesuffix(".values") for name in entries if name.endswith(".values")}
+    names = read_names(columns, count, brought if old is None else old)
+    codes = columns.column(names)
+    need(all(code < len(DTYPES) for code in codes), "8.3 an unknown dtype code")
+    dtypes = [list(DTYPES)[code] for code in codes]
+    ranks = columns.column(names)
+    need(all(rank <= 64 for rank in ranks), "8.3 an impossible shape: more than 64 dimensions")
+    shapes = [tuple(columns.column(range(rank))) for rank in ranks]
+    elements = [count_elements(dtype, shape, "8.3") for dtype, shape in zip(dtypes, shapes, strict=True)]
+    for name, *spec in zip(names, dtypes, shapes, strict=True):
+        need(old is None or [*old[name][:2]] == spec, "8.3 a row of another dtype or shape than the tensor held")
+    changed = columns.column(names)
+    need(all(1 <= c <= n for c, n in zip(changed, elements, strict=True)), "8.3 a changed count of 0 or above all")
+    counts = columns.column(names)
+    need(all((c == 0) == (codec == "plain") for c in counts), "8.3 blocks with plain, or none without")
+    indices = [read_block_indices(columns, c, n) for c, n in zip(counts, elements, strict=True)]
+    sizes = [columns.column(row) for row in indices]
+    need(all(all(row) for row in sizes), "8.3 a block of 0 bytes")
+    need(columns.at == size, "8.3 bytes behind the last column")
+    blocks = [list(zip(*pair, strict=True)) for pair in zip(indices, sizes, strict=True)]
+    return [Row(*row) for row in zip(names, dtypes, shapes, changed, blocks, strict=True)]
+
+
+def read_names(columns: Columns, count: int, known: Collection[str]) -> list[str]:
+    """Column 1 (5.2). An unknown name ends it at once: many names that share one long prefix are a bomb (8.7)."""
+    names: list[str] = []
+    before = b""
+    for _ in range(count):
+        shared = columns.varint()
+        need(shared <= len(before), "8.3 a name shares more bytes than the one before has")
+        raw = before[:shared] + columns.take(columns.varint())
+        need(not names or raw > before, "8.3 names unsorted or repeated")
+        names.append(decode_text(raw, "8.3 a name that is not UTF-8"))
+        need(names[-1] in known, "8.3 a row of a tensor that is not held")
+        before = raw
+    return names
+
+
+def read_block_indices(columns: Columns, count: int, elements: int) -> list[int]:
+    """Column 7 of one row, as numbers of blocks (5.2)."""
+    indices: list[int] = []
+    following = 0
+    for _ in range(count):
+        following += columns.varint() + 1
+        need((following - 1) * BLOCK < elements, "8.3 a block outside its tensor")
+        indices.append(following - 1)
+    return indices
+
+
+def read_plain(rows: list[Row], entries: Mapping[str, Entry], old: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """The changed tensors of codec `plain` (5.3, 8.4); without `old`, of a patch without a base."""
+    expected = {"weightcast.digests", "weightcast.table"}
+    new = {}
+    for name, dtype, shape, stated, _ in rows:
+        expected |= {f"{name}.values", f"{name}.indices"}
+        if f"{name}.indices" in entries:
+            need(old is not None, "8.4 (5.3) indices in a patch without a base")
+            indices = entries[f"{name}.indices"]
+            need(indices.dtype in ("I32", "I64") and len(indices.shape) == 1, "8.4 indices are not I32 or I64 [k]")
+            at = unpack(indices.raw, width(indices.dtype))
+            values = unpack(entry_of(entries, f"{name}.values", dtype if DTYPES[dtype] >= 8 else "U8"), width(dtype))
+            changed, bits = len(at), overwrite(old[name].bits, at, values)
+        else:
+            need(f"{name}.values" in entries, f"8.4 a missing entry: {name}.values")
+            whole = entries[f"{name}.values"]
+            need(whole[:2] == (dtype, shape), "8.4 values of another dtype or shape than the tensor's")
+            bits = unpack(whole.raw, width(dtype))
+            changed = len(bits) if old is None else count_changed(old[name].bits, bits)
+        need(changed == stated, "8.6 a number of changed elements other than the table's")
+        new[name] = Tensor(dtype, shape, bits)
+    need(set(entries) <= expected, "8.4 an entry of no tensor")
+    return new
+
+
+def overwrite(old: list[int], indices: list[int], values: list[int]) -> list[int]:
+    """5.3, 8.4; negative indices, read as unsigned, are out of range too."""
+    need(len(indices) == len(values), "8.4 indices and values of different length")
+    need(all(a < b for a, b in pairwise(indices)), "8.4 indices unsorted or repeated")
+    need(not indices or indices[-1] < len(old), "8.4 indices out of range")
+    new = list(old)
+    for i, value in zip(indices, values, strict=True):
+        new[i] = value
+    return new
+
+
+def count_changed(old: list[int], new: list[int]) -> int:
+    return sum(a != b for a, b in zip(old, new, strict=True))
+
+
+# Section 6: blocks
+
+
+def read_blocks(rows: list[Row], entries: Mapping[str, Entry], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The changed tensors of codecs `gap` and `banded` (6, 8.4)."""
+    raw = entry_of(entries, "weightcast.blocks", "U8")
+    need(set(entries) == {"weightcast.digests", "weightcast.table", "weightcast.blocks"}, "8.4 an entry of no tensor")
+    need(sum(size for row in rows for _, size in row.blocks) == len(raw), "8.4 block bytes that do not add up")
+    new = {}
+    at = 0
+    for name, dtype, shape, stated, blocks in rows:
+        bits = list(old[name].bits)
+        for index, size in blocks:
+            span = slice(index * BLOCK, (index + 1) * BLOCK)
+            bits[span] = read_block(raw[at : at + size], bits[span], dtype)
+            at += size
+        need(count_changed(old[name].bits, bits) == stated, "8.6 a number of changed elements other than the table's")
+        new[name] = Tensor(dtype, shape, bits)
+    return new
+
+
+class Bits:
+    """A block's bytes as a sequence of bits (6.2, 6.3)."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw, self.at = raw, 0
+
+    def u(self, n: int) -> int:
+        need(self.at + n <= 8 * len(self.raw), "8.5 codes run past the block's bytes")
+        window = int.from_bytes(self.raw[self.at // 8 : (self.at + n + 7) // 8], "little")
+        value = window >> self.at % 8 & (1 << n) - 1
+        self.at += n
+        return value
+
+    def rice(self, k: int, p: int) -> int:
+        ones = 0
+        while ones < 24 and self.u(1):
+            ones += 1
+        return self.u(p) if ones == 24 else ones << k | self.u(k)
+
+    def close(self) -> None:
+        left = 8 * len(self.raw) - self.at
+        need(left < 8 and self.u(left) == 0, "8.5 bytes or one bits behind the last code")
+
+
+def read_parameters(bits: Bits) -> tuple[int, int] | None:
+    """`k` and *inverted* of a set, None for the empty one (6.4)."""
+    k = bits.u(5)
+    need(k <= 18 or k == 31, "8.5 k of 19..30")
+    return None if k == 31 else (k, bits.u(1))
+
+
+def read_set(bits: Bits, total: int, parameters: tuple[int, int] | None) -> list[int]:
+    """6.4. A member takes a place of its own, so the gaps *and* the members add up to `total`."""
+    if parameters is None:
+        return []
+    k, inverted = parameters
+    members: list[int] = []
+    at = bits.rice(k, 19)
+    while at < total:
+        members.append(at)
+        at += 1 + bits.rice(k, 19)
+    need(at == total, "8.5 a list runs past its end")
+    return sorted(set(range(total)) - set(members)) if inverted else members
+
+
+def read_bands(bits: Bits, count: int) -> list[int]:
+    """The highest key of each band (6.5, item 2)."""
+    tops: list[int] = []
+    for i in range(count - 1):
+        tops.append(bits.u(8) if i == 0 else tops[-1] + 1 + bits.rice(0, 8))
+        need(tops[-1] < 255, "8.5 keys not below 255")
+    return [*tops, 255]
+
+
+def read_block(raw: bytes, old: list[int], dtype: str) -> list[int]:
+    """New bits of one block (6.5)."""
+    w = width(dtype)
+    bits = Bits(raw)
+    bands = bits.u(8)
+    if bands == 0:
+        need(len(raw) - 1 == len(old) * w // 8, "8.5 a raw block of another size than its elements")
+        need(unpack(raw[1:], w) != old, "8.5 a block that changes nothing")
+        return unpack(raw[1:], w)
+    need(bands <= 16, "8.5 B above 16")
+    tops = read_bands(bits, bands)
+    parameters = [(read_parameters(bits), read_parameters(bits)) for _ in tops]
+    keys = [key_of(b, dtype) for b in old]
+    band_of_key = [next(i for i, top in enumerate(tops) if key <= top) for key in range(256)]
+    members: list[list[int]] = [[] for _ in tops]
+    for i, key in enumerate(keys):
+        members[band_of_key[key]].append(i)
+    sets = zip(members, parameters, strict=True)
+    changed = [[band[rank] for rank in read_set(bits, len(band), of)] for band, (of, _) in sets]
+    need(any(changed), "8.5 a block that changes nothing")
+    ups = {i: bits.u(1) for i in sorted(i for band in changed for i in band)}
+    sets = zip(changed, parameters, strict=True)
+    far = [band[rank] for band, (_, of) in sets for rank in read_set(bits, len(band), of)]
+    distances = read_distances(bits, far, keys, w) if far else {}
+    bits.close()
+    new = list(old)
+    for i, up in ups.items():
+        new[i] = step(old[i], distances.get(i, 1) * (1 if up else -1), dtype)
+    return new
+
+
+def read_distances(bits: Bits, far: list[int], keys: list[int], w: int) -> dict[int, int]:
+    """How far the far elements moved (6.5, item 7; 6.6)."""
+    sloped, reach = bits.u(1), bits.u(9)
+    distances = {}
+    for i in far:
+        k = min(max(reach - keys[i] if sloped else reach, 0), 58)
+        distances[i] = bits.rice(k, w) + 2
+        need(distances[i] <= 1 << (w - 1), "8.5 a distance above 2^(w-1)")
+    return distances
+
+
+def key_of(b: int, dtype: str) -> int:
+    """6.1"""
+    if dtype not in MANTISSA:
+        return 0
+    exponent = b % (1 << (width(dtype) - 1)) >> MANTISSA[dtype]
+    return min(max(exponent - 896, 0), 255) if dtype == "F64" else exponent
+
+
+def step(b: int, distance: int, dtype: str) -> int:
+    """6.6"""
+    w = width(dtype)
+    half, full = 1 << (w - 1), 1 << w
+    if dtype not in MANTISSA:
+        return (b + distance) % full
+    order = full - 1 - b if b >= half else b + half
+    moved = (order + distance) % full
+    return full - 1 - moved if moved < half else moved - half
