@@ -7,9 +7,10 @@ import hashlib
 import json
 import struct
 import zlib
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
-from math import prod
+from math import ldexp, prod
 from typing import NamedTuple
 
 # 2.4: bits of a value, in the order of the codes
@@ -78,7 +79,7 @@ def apply_patch(
     return result
 
 
-# Sections 2 and 4: elements and digests
+# Sections 2 to 4: elements, rounding, digests
 
 
 def width(dtype: str) -> int:
@@ -98,6 +99,26 @@ def count_elements(dtype: str, shape: tuple[int, ...], clause: str) -> int:
 def unpack(raw: bytes, w: int) -> list[int]:
     """Bytes as elements of `w` bits (2.3)."""
     return [int.from_bytes(raw[i : i + w // 8], "little") for i in range(0, len(raw), w // 8)]
+
+
+def round_to(dtype: str, bits: int) -> int:
+    """Bits of an fp32 as those of BF16 or F16 (3.1, 3.2)."""
+    mantissa, infinity = {"BF16": (7, 0x7F80), "F16": (10, 0x7C00)}[dtype]
+    sign, rest = bits >> 31 << 15, bits % (1 << 31)
+    if rest > 0x7F800000:
+        return infinity | 1 << (mantissa - 1)
+    # In place of infinity stands what would follow the largest finite number, so that overflow is rounding too.
+    places = [magnitude(place, mantissa, infinity >> mantissa + 1) for place in range(infinity + 1)]
+    value = min(magnitude(rest, 23, 127), places[infinity])
+    below = bisect_right(places, value) - 1
+    middle = (places[below] + places[min(below + 1, infinity)]) / 2
+    return sign | below + (value > middle or (value == middle and below % 2))
+
+
+def magnitude(bits: int, mantissa: int, bias: int) -> float:
+    """The number that exponent and mantissa stand for, exactly."""
+    exponent, fraction = divmod(bits, 1 << mantissa)
+    return ldexp(fraction + (1 << mantissa if exponent else 0), max(exponent, 1) - bias - mantissa)
 
 
 def mix64(x: int) -> int:

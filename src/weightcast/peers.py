@@ -38,9 +38,14 @@ def _byte_gaps(gaps: Indices) -> bytes:
 Encoding = Callable[[Bits, Bits, Indices], int]
 
 ENCODINGS: dict[str, Encoding] = {
-    "TRL raw: int32 + bf16": lambda old, new, i: 6 * i.size,
-    "TRL gap_delta: u16 gaps + bf16": lambda old, new, i: _narrow(_gaps(i)).nbytes + 2 * i.size,
-    "PULSE/grail: gaps + bf16, zstd": lambda old, new, i: _zstd(_narrow(_gaps(i)).tobytes() + new[i].tobytes()),
-    "slime, SkyRL: xor of all bytes, zstd": lambda old, new, i: _zstd((old ^ new).tobytes()),
-    "NeMo-RL: gaps + xor, zstd": lambda old, new, i: _zstd(_byte_gaps(_gaps(i))) + _zstd((old[i] ^ new[i]).tobytes()),
+    # 32-bit indices and values
+    "TRL raw": lambda old, new, i: 6 * i.size,
+    # 16-bit gaps and values
+    "TRL gap_delta": lambda old, new, i: _narrow(_gaps(i)).nbytes + 2 * i.size,
+    # the same through zstd
+    "PULSE, grail": lambda old, new, i: _zstd(_narrow(_gaps(i)).tobytes() + new[i].tobytes()),
+    # the whole tensor, old xor new, through zstd
+    "slime, SkyRL (xor)": lambda old, new, i: _zstd((old ^ new).tobytes()),
+    # gaps as bytes and old xor new where changed, each through zstd
+    "NeMo-RL (gaps, xor)": lambda old, new, i: _zstd(_byte_gaps(_gaps(i))) + _zstd((old[i] ^ new[i]).tobytes()),
 }

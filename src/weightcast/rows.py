@@ -14,7 +14,7 @@ import numpy.typing as npt
 from weightcast.bits import DTYPES, TensorSpec
 from weightcast.container import MAX_ELEMENTS, MAX_RANK
 from weightcast.errors import FormatError
-from weightcast.kernels.blocks import BLOCK
+from weightcast.kernels.bands import BLOCK
 
 MAX_TABLE = 1 << 26
 """Bytes of a table before compression."""

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from weightcast.bits import Bits, Dtype
 from weightcast.codec.coded import Coded
 from weightcast.errors import FormatError, UsageError
-from weightcast.kernels import blocks, cpu
+from weightcast.kernels import cpu, reader, writer
+from weightcast.kernels.bands import BLOCK
 from weightcast.kernels.bitio import SLACK
-from weightcast.kernels.blocks import BLOCK
 from weightcast.kernels.lanes import LANES
 from weightcast.patch import TensorPatch
 from weightcast.workers import Workers
@@ -27,13 +27,13 @@ _BLOCKS_PER_TASK = 4
 _ONE_BAND = np.zeros(_BLOCKS_PER_TASK * BLOCK, np.uint8)
 
 _PROBLEMS = {
-    blocks.ENDED: "a block ends before its codes do",
-    blocks.BANDS: "a block has impossible bands",
-    blocks.PARAMETER: "a block has an impossible Rice parameter",
-    blocks.RANK: "a block's gaps lead past its elements",
-    blocks.DISTANCE: "a block has an impossible distance",
-    blocks.TRAILING: "a block is longer than its codes",
-    blocks.EMPTY: "a block is there but changes nothing",
+    reader.ENDED: "a block ends before its codes do",
+    reader.BANDS: "a block has impossible bands",
+    reader.PARAMETER: "a block has an impossible Rice parameter",
+    reader.RANK: "a block's gaps lead past its elements",
+    reader.DISTANCE: "a block has an impossible distance",
+    reader.TRAILING: "a block is longer than its codes",
+    reader.EMPTY: "a block is there but changes nothing",
 }
 
 
@@ -60,13 +60,15 @@ def encode(patch: TensorPatch, old: Bits | None, banded: bool, workers: Workers)
     def task(first: int) -> tuple[list[tuple[int, int]], Bytes]:
         size = min(span, spec.elements - first)
         low, high = np.searchsorted(patch.indices, (first, first + size))
+        if low == high:
+            return [], np.empty(0, np.uint8)
         keys = _keys_of(old[first : first + size], dtype) if banded and old is not None else _ONE_BAND[:size]
         before, after = was[low:high].astype(np.uint64), now[low:high].astype(np.uint64)
         # Gaps sum up to no more than the elements, so they take under 4 bits each; a distance at most 88 bits.
         out = np.empty(size // 2 + 12 * (high - low) + 4096, np.uint8)
         lengths = np.empty(-(-size // BLOCK), np.int64)
         mine = patch.indices[low:high]
-        used = blocks.encode_span(keys, mine, before, after, first, not banded, dtype, raw_bytes, out, lengths)
+        used = writer.encode_span(keys, mine, before, after, first, not banded, dtype, raw_bytes, out, lengths)
         coded = out[:used].copy()
         if (lengths < 0).any():
             coded = _put_raw(patch, old, first, coded, lengths)
@@ -160,13 +162,13 @@ def _read_coded(
     padded = np.concatenate([data, np.zeros(SLACK, np.uint8)])
     places = np.empty(old.size, np.int64)
     counts, resume = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)
-    n = blocks.decode_places(padded, offsets, keys, first, places, counts, resume)
+    n = reader.decode_places(padded, offsets, keys, first, places, counts, resume)
     if n < 0:
         raise FormatError(_PROBLEMS[n])
     places = places[:n].copy()
     was, now = np.empty(n, np.uint64), np.empty(n, np.uint64)
     cpu.gather(old, places, first, was)
-    wrong = blocks.decode_steps(padded, offsets, keys, first, places, counts, resume, was, dtype, now)
+    wrong = reader.decode_steps(padded, offsets, keys, first, places, counts, resume, was, dtype, now)
     if wrong:
         raise FormatError(_PROBLEMS[wrong])
     return places, was.astype(old.dtype), now.astype(old.dtype)
@@ -179,5 +181,5 @@ def _read_raw(data: Bytes, old: Bits, first: int) -> tuple[np.ndarray, np.ndarra
     indices, was, now = np.empty(old.size, np.int64), np.empty_like(old), np.empty_like(old)
     n = cpu.changes(old, new, first, indices, was, now)
     if n == 0:
-        raise FormatError(_PROBLEMS[blocks.EMPTY])
+        raise FormatError(_PROBLEMS[reader.EMPTY])
     return indices[:n].copy(), was[:n].copy(), now[:n].copy()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightcast.kernels.blocks import key_of
+from weightcast.kernels.bands import key_of
 from weightcast.kernels.compile import kernel
 from weightcast.kernels.lanes import LANES, differ_mask, store_keys, trailing_zeros
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from weightcast.kernels import blocks, cpu
+from weightcast.kernels import cpu, reader, writer
 from weightcast.kernels.compile import expecting_compilation
 
 WIDTHS = (8, 16, 32, 64)
@@ -35,8 +35,8 @@ def _warm_codec() -> None:
     keys = np.zeros(128, np.uint8)[:65]
     indices, old, new = np.arange(65), np.zeros(65, np.uint64), np.ones(65, np.uint64)
     out, lengths = np.empty(8192, np.uint8), np.empty(1, np.int64)
-    blocks.encode_span(keys, indices, old, new, 0, False, _TRAITS, 2, out, lengths)
+    writer.encode_span(keys, indices, old, new, 0, False, _TRAITS, 2, out, lengths)
     offsets, counts, resume = np.array([0, lengths[0]]), np.empty(1, np.int64), np.empty(1, np.int64)
-    blocks.decode_places(out, offsets, keys, 0, indices, counts, resume)
-    blocks.decode_steps(out, offsets, keys, 0, indices, counts, resume, old, _TRAITS, new)
+    reader.decode_places(out, offsets, keys, 0, indices, counts, resume)
+    reader.decode_steps(out, offsets, keys, 0, indices, counts, resume, old, _TRAITS, new)
     cpu.narrow(np.zeros(1, np.uint32), 7, 8, np.empty(1, np.uint16))

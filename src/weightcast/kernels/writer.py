@@ -1,0 +1,234 @@
+"""Write blocks: changed places and steps to bits (SPEC 6.5)."""
+
+import numpy as np
+
+from weightcast.kernels.bands import (
+    BLOCK,
+    MAX_GAP_RICE,
+    NOTHING,
+    RANK_BITS,
+    REACH_BITS,
+    band_size,
+    by_band,
+    choose_bands,
+    key_of,
+    members_of,
+    ordered,
+    rice_of,
+)
+from weightcast.kernels.bitio import put, put_rice, rice_length
+from weightcast.kernels.compile import kernel
+from weightcast.kernels.lanes import LANES, leading_zeros, popcount
+
+_U0, _U1 = np.uint64(0), np.uint64(1)
+
+
+@kernel
+def _best_rice(gaps):
+    """The cheapest Rice parameter for ``gaps``, searched around the logarithm of their mean."""
+    mean = 0.0
+    for gap in gaps:
+        mean += gap
+    mean /= gaps.size
+    middle = 0
+    while middle < MAX_GAP_RICE and (1 << (middle + 1)) <= 0.7 * mean + 1.0:
+        middle += 1
+    below, above = max(middle - 1, 0), middle + 1
+    bits_below = bits = bits_above = 0
+    for gap in gaps:
+        bits_below += rice_length(gap, below, RANK_BITS)
+        bits += rice_length(gap, middle, RANK_BITS)
+        bits_above += rice_length(gap, above, RANK_BITS)
+    if bits_below < bits:
+        return below
+    return above if bits_above < bits and above <= MAX_GAP_RICE else middle
+
+
+@kernel
+def _band_gaps(keys, count, low, high, changed, inverted, gaps):
+    """Gaps in ranks between the changed (or, inverted, the unchanged) members of a band, and the closing one."""
+    used, seen, last = 0, 0, -1
+    for word in range((count + LANES - 1) // LANES):
+        members = members_of(keys, count, word, low, high)
+        chosen = members & (~changed[word] if inverted else changed[word])
+        while chosen:
+            bit = chosen & (~chosen + _U1)
+            rank = seen + np.int64(popcount(members & (bit - _U1)))
+            gaps[used] = rank - last - 1
+            used += 1
+            last = rank
+            chosen ^= bit
+        seen += np.int64(popcount(members))
+    gaps[used] = seen - last - 1
+    return used + 1
+
+
+@kernel
+def _subset_gaps(chosen, total, inverted, gaps):
+    """The same for ordinals 0..total-1 whose flag ``chosen`` is set (or, inverted, is not)."""
+    used, last = 0, -1
+    for i in range(total):
+        if chosen[i] != inverted:
+            gaps[used] = i - last - 1
+            used += 1
+            last = i
+    gaps[used] = total - last - 1
+    return used + 1
+
+
+@kernel
+def _reach_bits(distances, keys, width, reach, sloped):
+    bits = 0
+    for i in range(distances.size):
+        bits += rice_length(distances[i], rice_of(reach, sloped, keys[i]), width)
+    return bits
+
+
+@kernel
+def _best_reach(distances, keys, width):
+    """The cheapest (reach, sloped) for the far distances."""
+    best, best_sloped, best_bits = 0, False, np.int64(1) << 62
+    for sloped in (False, True):
+        mean = 0.0
+        for i in range(distances.size):
+            mean += 64 - np.int64(leading_zeros(distances[i])) + (keys[i] if sloped else 0)
+        middle = np.int64(mean / distances.size)
+        for reach in range(max(middle - 3, 0), min(middle + 3, 1 << REACH_BITS)):
+            bits = _reach_bits(distances, keys, width, reach, sloped)
+            if bits < best_bits:
+                best, best_sloped, best_bits = reach, sloped, bits
+    return best, best_sloped
+
+
+@kernel
+def _put_flags(out, at, held, flags):
+    for i in range(0, flags.size, 32):
+        count = min(32, flags.size - i)
+        word = _U0
+        for j in range(count):
+            word |= np.uint64(flags[i + j]) << np.uint64(j)
+        at, held = put(out, at, held, word, count)
+    return at, held
+
+
+@kernel
+def _encode_block(keys, places, old, new, one_band, dtype, out):
+    """Write one block with at least one change; returns its bytes."""
+    width, magnitude, shift, bias, signed_magnitude = dtype
+    count, n = keys.size, places.size
+    words = (count + LANES - 1) // LANES
+    top = _U1 << np.uint64(width - 1)
+
+    changed = np.zeros(words, np.uint64)
+    up = np.empty(n, np.bool_)
+    distance = np.empty(n, np.uint64)
+    exponent = np.empty(n, np.int64)
+    changed_keys, far_keys = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    for i in range(n):
+        changed[places[i] >> 6] |= _U1 << np.uint64(places[i] & 63)
+        step = (ordered(new[i], width, signed_magnitude) - ordered(old[i], width, signed_magnitude)) & (
+            top | (top - _U1)
+        )
+        up[i] = step <= top
+        distance[i] = step if up[i] else (top - (step - top))
+        exponent[i] = key_of(old[i], magnitude, shift, bias)
+        changed_keys[keys[places[i]]] += 1
+        far_keys[keys[places[i]]] += distance[i] > _U1
+
+    uppers = np.full(256, 255, np.int64)
+    if one_band:
+        bands, sizes = 1, np.full(256, count, np.float64)
+    else:
+        bands, sizes = choose_bands(keys, changed_keys, far_keys, uppers)
+    order = np.empty(n, np.int64)
+    start = by_band(keys[places], uppers, bands, order)
+    inverted = np.zeros(2 * bands, np.bool_)
+    room, low = 2 * n + 2 * bands, 0
+    for b in range(bands):
+        changes = start[b + 1] - start[b]
+        if 2 * changes > sizes[b]:
+            unchanged = band_size(keys, count, low, uppers[b]) - changes
+            inverted[2 * b] = unchanged < changes
+            room += unchanged
+        low = uppers[b] + 1
+
+    # Both sets of every band, before the header that states their parameters.
+    gaps = np.empty(room, np.int64)
+    end = np.zeros(2 * bands + 1, np.int64)
+    far = np.empty(n, np.bool_)
+    far_order = np.empty(n, np.int64)
+    fars, used, low = 0, 0, 0
+    for b in range(bands):
+        high, mine = uppers[b], order[start[b] : start[b + 1]]
+        if mine.size:
+            used += _band_gaps(keys, count, low, high, changed, inverted[2 * b], gaps[used:])
+        end[2 * b + 1] = used
+        before = fars
+        for i in range(mine.size):
+            far[i] = distance[mine[i]] > _U1
+            if far[i]:
+                far_order[fars] = mine[i]
+                fars += 1
+        if fars > before:
+            inverted[2 * b + 1] = 2 * (fars - before) > mine.size
+            used += _subset_gaps(far, mine.size, inverted[2 * b + 1], gaps[used:])
+        end[2 * b + 2] = used
+        low = high + 1
+
+    at, held = put(out, np.int64(0), _U0, bands, 8)
+    for b in range(bands - 1):
+        if b == 0:
+            at, held = put(out, at, held, uppers[0], 8)
+        else:
+            at, held = put_rice(out, at, held, uppers[b] - uppers[b - 1] - 1, 0, 8)
+    parameter = np.empty(2 * bands, np.int64)
+    for s in range(2 * bands):
+        mine = gaps[end[s] : end[s + 1]]
+        if mine.size == 0:
+            parameter[s] = NOTHING
+            at, held = put(out, at, held, NOTHING, 5)
+        else:
+            parameter[s] = _best_rice(mine)
+            at, held = put(out, at, held, parameter[s], 5)
+            at, held = put(out, at, held, inverted[s], 1)
+    for b in range(bands):
+        for gap in gaps[end[2 * b] : end[2 * b + 1]]:
+            at, held = put_rice(out, at, held, gap, parameter[2 * b], RANK_BITS)
+    at, held = _put_flags(out, at, held, up)
+    for b in range(bands):
+        for gap in gaps[end[2 * b + 1] : end[2 * b + 2]]:
+            at, held = put_rice(out, at, held, gap, parameter[2 * b + 1], RANK_BITS)
+    if fars:
+        far_order = far_order[:fars]
+        reach, sloped = _best_reach(distance[far_order] - np.uint64(2), exponent[far_order], width)
+        at, held = put(out, at, held, sloped, 1)
+        at, held = put(out, at, held, reach, REACH_BITS)
+        for i in far_order:
+            at, held = put_rice(out, at, held, distance[i] - np.uint64(2), rice_of(reach, sloped, exponent[i]), width)
+    return (at + 7) >> 3
+
+
+@kernel
+def encode_span(keys, indices, old, new, first, one_band, dtype, raw_bytes, out, lengths):
+    """Code consecutive blocks whose elements have ``keys``, the first at flat index ``first``.
+
+    Fills ``lengths`` with bytes per block, 0 where nothing changed, -1 where a raw block is smaller; returns the bytes.
+    """
+    used, i = 0, 0
+    for block in range(lengths.size):
+        low = block * BLOCK
+        high = min(low + BLOCK, keys.size)
+        j = i
+        while j < indices.size and indices[j] < first + high:
+            j += 1
+        lengths[block] = 0
+        if j > i:
+            places = indices[i:j] - (first + low)
+            size = _encode_block(keys[low:high], places, old[i:j], new[i:j], one_band, dtype, out[used:])
+            if size > 1 + (high - low) * raw_bytes:
+                lengths[block] = -1
+            else:
+                lengths[block] = size
+                used += size
+        i = j
+    return used

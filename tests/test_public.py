@@ -1,0 +1,113 @@
+"""The public names, the order of the modules, and what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import weightcast as wc
+
+SOURCE = Path(wc.__file__).parent
+
+READING_ORDER = [
+    "errors",
+    "kernels.compile",
+    "kernels.lanes",
+    "kernels.bitio",
+    "kernels.bands",
+    "kernels.writer",
+    "kernels.reader",
+    "kernels.cpu",
+    "kernels.ready",
+    "workers",
+    "bits",
+    "digest",
+    "patch",
+    "codec.coded",
+    "codec.plain",
+    "codec.blocks",
+    "codec.gap",
+    "codec.banded",
+    "codec",
+    "container",
+    "rows",
+    "wire",
+    "checkpoint",
+    "detect",
+    "offline",
+    "peers",
+    "bench",
+    "cli.console",
+    "cli.apply",
+    "cli.bench",
+    "cli.diff",
+    "cli.digest",
+    "cli.inspect",
+    "cli",
+]
+"""docs/ARCHITECTURE.md draws it: data walk down this list, and a module imports only what stands above it."""
+
+
+def module_file(name: str) -> Path:
+    path = SOURCE / name.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def imports_of(name: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(module_file(name).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("weightcast"):
+            inner = node.module.removeprefix("weightcast").lstrip(".")
+            for alias in node.names:
+                full = f"{inner}.{alias.name}".lstrip(".")
+                found.add(full if full in READING_ORDER else inner)
+    return found - {""}
+
+
+def test_a_module_imports_only_what_stands_above_it() -> None:
+    for i, name in enumerate(READING_ORDER):
+        below = imports_of(name) - set(READING_ORDER[:i])
+        assert not below, f"{name} imports {below}"
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    files = {path for path in SOURCE.rglob("*.py") if path.read_text().strip()}
+    assert files - {module_file(name) for name in READING_ORDER} == {
+        SOURCE / "__init__.py",
+        SOURCE / "kernels/__init__.py",
+    }
+
+
+def test_public_names_are_these() -> None:
+    assert set(wc.__all__) == {name for name in vars(wc) if not name.startswith("_")} - {
+        "bits", "checkpoint", "codec", "container", "detect", "digest", "kernels", "patch", "rows", "wire", "workers",
+        "offline", "bench", "peers", "cli",
+    }  # fmt: skip
+    assert all(getattr(wc, name).__doc__ for name in wc.__all__)
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    result = doctest.testmod(wc)
+    assert result.attempted > 5
+    assert result.failed == 0
+
+
+def test_the_core_imports_neither_torch_nor_any_extra() -> None:
+    code = "import sys, weightcast; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "zstandard", "obstore", "cryptography", "safetensors", "huggingface_hub", "typer"} & set(
+        loaded
+    )
+
+
+def test_typed() -> None:
+    assert (SOURCE / "py.typed").exists()
+
+
+def test_source_files_are_of_one_idea() -> None:
+    """A limit to notice, not a target."""
+    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
+    assert not long

@@ -1,0 +1,54 @@
+"""Threads: results in order, nesting without deadlock, errors and bounds kept."""
+
+import threading
+import time
+
+import pytest
+
+from weightcast.workers import Workers
+
+
+def test_results_come_in_order() -> None:
+    with Workers(4) as workers:
+        assert workers.map(lambda i: i * i, range(100)) == [i * i for i in range(100)]
+        assert list(workers.stream(lambda i: i * i, range(100))) == [i * i for i in range(100)]
+
+
+def test_map_inside_stream_inside_map_does_not_deadlock() -> None:
+    with Workers(2) as workers:
+
+        def inner(i: int) -> int:
+            return sum(workers.map(lambda j: i * j, range(10)))
+
+        for _ in range(50):
+            assert list(workers.stream(inner, range(20))) == [45 * i for i in range(20)]
+
+
+def test_an_error_in_any_item_is_raised() -> None:
+    def fail_at_seven(i: int) -> int:
+        if i == 7:
+            raise KeyError(i)
+        return i
+
+    with Workers(3) as workers:
+        with pytest.raises(KeyError):
+            workers.map(fail_at_seven, range(20))
+        with pytest.raises(KeyError):
+            list(workers.stream(fail_at_seven, range(20)))
+        assert workers.map(abs, [-1, -2, -3]) == [1, 2, 3]
+
+
+def test_stream_begins_only_a_few_items_ahead() -> None:
+    begun, lock = 0, threading.Lock()
+
+    def begin(i: int) -> int:
+        nonlocal begun
+        with lock:
+            begun += 1
+        return i
+
+    with Workers(2) as workers:
+        for taken, _ in enumerate(workers.stream(begin, range(100)), 1):
+            time.sleep(0.001)
+            with lock:
+                assert begun <= taken + 3
