@@ -75,7 +75,8 @@ def after_step(before: Arrays, step: Path) -> Arrays:
             if any(name not in changes.table for name in names):
                 raise UsageError("the step has no changes of this tensor", file=str(step), tensor=spec.name)
             indices, values = (changes.read(name) for name in names)
-            after.read(spec.name)[indices.view(np.int32)] = values
+            signed = np.int32 if changes.table[names[0]].dtype == "I32" else np.int64
+            after.read(spec.name)[indices.view(signed)] = values
     return after
 
 

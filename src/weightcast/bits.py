@@ -86,16 +86,16 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def kind(self) -> Dtype:
         return dtype_named(self.dtype)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Addressable elements: values, or bytes where values are packed."""
         return self.nbytes * 8 // self.kind.width
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         bits = math.prod(self.shape) * self.kind.per_value
         if bits % 8:
@@ -103,6 +103,10 @@ class TensorSpec:
                 f"{self.dtype} values of shape {list(self.shape)} do not fill whole bytes", tensor=self.name
             )
         return bits // 8
+
+
+def elements_of(spec: TensorSpec) -> int:
+    return spec.elements
 
 
 @dataclass(frozen=True)

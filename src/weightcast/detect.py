@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weightcast.bits import Bits, TensorSpec, TensorTable, Weights
+from weightcast.bits import Bits, TensorSpec, TensorTable, Weights, elements_of
 from weightcast.digest import MODULUS, Fingerprint, fingerprint
 from weightcast.errors import UsageError
 from weightcast.kernels import cpu
@@ -40,7 +40,7 @@ def diff(old: Weights, new: Weights, standing: Fingerprint | None = None, worker
     def one(spec: TensorSpec) -> TensorPatch:
         return diff_tensor(spec, old.read(spec.name), new.read(spec.name), standing[spec.name], workers)
 
-    tensors = tuple(workers.stream(one, old.table))
+    tensors = tuple(workers.stream(one, old.table, elements_of))
     reached = Fingerprint(old.table, tuple(tensor.digest for tensor in tensors))
     changed = tuple(tensor for tensor in tensors if tensor.changed)
     return Patch(standing.position, reached.position, ModelSize.of(old.table), changed)

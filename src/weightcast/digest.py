@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.bits import Bits, TensorTable, Weights, bits_of
+from weightcast.bits import Bits, TensorTable, Weights, bits_of, elements_of
 from weightcast.errors import UsageError
 from weightcast.kernels import cpu
 from weightcast.workers import ONE, Workers
@@ -74,7 +74,7 @@ class Fingerprint:
 
 def tensor_digests(weights: Weights, workers: Workers = ONE) -> Iterator[int]:
     """The digest of one tensor after the other, a few being read ahead."""
-    return workers.stream(lambda spec: tensor_digest(weights.read(spec.name), workers), weights.table)
+    return workers.stream(lambda spec: tensor_digest(weights.read(spec.name), workers), weights.table, elements_of)
 
 
 def fingerprint(weights: Weights, workers: Workers = ONE) -> Fingerprint:

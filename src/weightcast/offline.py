@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from weightcast.bits import TensorSpec, Weights
+from weightcast.bits import TensorSpec, Weights, elements_of
 from weightcast.checkpoint import Checkpoint, redo_path
 from weightcast.codec import CODECS, Coded
 from weightcast.container import FileSource
@@ -60,7 +60,7 @@ def write_patch(
 
     bases, results, changed, done = [], [], 0, 0
     with PatchWriter(codec, out.absolute().parent) as writer:
-        for spec, (base, patch, coded) in zip(old.table, workers.stream(one, old.table), strict=True):
+        for spec, (base, patch, coded) in zip(old.table, workers.stream(one, old.table, elements_of), strict=True):
             bases.append(base)
             results.append(patch.digest if patch else base)
             if patch and coded:

@@ -139,7 +139,7 @@ def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, work
         return kind.encode(tensor, old.read(tensor.spec.name) if old else None, workers)
 
     with PatchWriter(codec) as writer:
-        for coded in workers.stream(one, patch.tensors):
+        for coded in workers.stream(one, patch.tensors, lambda tensor: tensor.spec.elements):
             writer.add(coded)
         writer.finish(out, patch.base, patch.result, patch.model)
     return out.getvalue()
@@ -312,4 +312,4 @@ def decode_tensors(
             )
         return reader.decode(row, old.read(name), workers)
 
-    return workers.stream(one, rows)
+    return workers.stream(one, rows, lambda row: row.spec.elements)

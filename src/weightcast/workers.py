@@ -13,6 +13,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+_WORTH_A_THREAD = 1 << 17
+
+
 class Workers:
     """A fixed number of threads: `map` inside one tensor, `stream` across tensors; the two nest."""
 
@@ -40,15 +43,23 @@ class Workers:
                     helper.result()
         return [results[i] for i in range(len(items))]
 
-    def stream(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Results in order, at most one item per thread begun ahead of the consumer: memory stays bounded."""
+    def stream(self, function: Callable[[T], R], items: Iterable[T], elements: Callable[[T], int]) -> Iterator[R]:
+        """Results in order, at most one item per thread begun ahead of the consumer: memory stays bounded.
+
+        Items of few ``elements`` are worked off by the caller: mostly interpreter, which threads only slow down.
+        """
         if self._pool is None:
             yield from map(function, items)
             return
         ahead: deque[Future[R]] = deque()
         try:
             for item in items:
-                ahead.append(self._pool.submit(function, item))
+                if elements(item) < _WORTH_A_THREAD:
+                    done: Future[R] = Future()
+                    done.set_result(function(item))
+                    ahead.append(done)
+                else:
+                    ahead.append(self._pool.submit(function, item))
                 if len(ahead) > self.threads:
                     yield ahead.popleft().result()
             while ahead:
