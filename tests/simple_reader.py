@@ -207,7 +207,7 @@ def are_sizes(value: object) -> bool:
 
 
 def read_metadata(metadata: object) -> dict:
-    """The fields of 5.1, judged in the order that 8.2 wants: `format` first. (`model` is for people: any value.)"""
+    """The fields of 5.1, judged in the order that 8.2 wants: `format` first."""
     need(isinstance(metadata, dict) and isinstance(metadata.get("weightcast"), str), "8.2 no string `weightcast`")
     fields = parse_json(metadata["weightcast"], "8.2")
     need(isinstance(fields, dict), "8.2 `weightcast` is not an object")
@@ -215,6 +215,8 @@ def read_metadata(metadata: object) -> dict:
     need(type(number) is int and number == 1, "8.2 an unknown format")
     need(set(metadata) == {"weightcast"}, "8.2 another set of keys")
     need(set(fields) == {"base", "codec", "format", "model", "result", "table"}, "8.2 another set of fields")
+    model = fields["model"]
+    need(are_sizes(model) and len(model) == 3 and max(model) < 1 << 63, "8.2 model is not three sizes")
     need(fields["codec"] in ("plain", "gap", "banded"), "8.2 an unknown codec")
     need(fields["base"] is None or is_digest(fields["base"]), "8.2 base is not a digest")
     need(is_digest(fields["result"]), "8.2 result is not a digest")
@@ -285,7 +287,7 @@ def read_table(
     shapes = [tuple(columns.column(range(rank))) for rank in ranks]
     elements = [count_elements(dtype, shape, "8.3") for dtype, shape in zip(dtypes, shapes, strict=True)]
     for name, *spec in zip(names, dtypes, shapes, strict=True):
-        need(old is None or [*old[name][:2]] == spec, "8.3 a row of another dtype or shape than the tensor held")
+        need(old is None or [*old[name][:2]] == spec, "8.6 a row of another dtype or shape than the tensor held")
     changed = columns.column(names)
     need(all(1 <= c <= n for c, n in zip(changed, elements, strict=True)), "8.3 a changed count of 0 or above all")
     counts = columns.column(names)
@@ -299,16 +301,18 @@ def read_table(
 
 
 def read_names(columns: Columns, count: int, known: Collection[str]) -> list[str]:
-    """Column 1 (5.2). An unknown name ends it at once: many names that share one long prefix are a bomb (8.7)."""
+    """Column 1 (5.2). An unknown name ends it at once."""
     names: list[str] = []
-    before = b""
+    before, total = b"", 0
     for _ in range(count):
         shared = columns.varint()
         need(shared <= len(before), "8.3 a name shares more bytes than the one before has")
         raw = before[:shared] + columns.take(columns.varint())
+        total += len(raw)
+        need(len(raw) <= 4096 and total <= 1 << 26, "8.3 names over their limits")
         need(not names or raw > before, "8.3 names unsorted or repeated")
         names.append(decode_text(raw, "8.3 a name that is not UTF-8"))
-        need(names[-1] in known, "8.3 a row of a tensor that is not held")
+        need(names[-1] in known, "8.6 a row of a tensor that is not held")
         before = raw
     return names
 

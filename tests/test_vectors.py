@@ -1,7 +1,10 @@
 """The golden vectors through two readers that share no code, and the values that docs/SPEC.md itself states."""
 
+import contextlib
 import json
 import re
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +24,7 @@ BROKEN = json.loads((VECTORS / "broken" / "cases.json").read_text())
 DTYPE_ROWS = re.findall(r"\| (\d+) \| ([A-Z]\w+)(?: \((\d) bits a value\))? \| (\d+) \| (\d*) ?(?=\|)", SPEC)
 
 good = pytest.mark.parametrize("name", GOOD)
-broken = pytest.mark.parametrize("file", sorted(BROKEN), ids=lambda file: file.removesuffix(".patch.safetensors"))
+broken = pytest.mark.parametrize("case", sorted(file.removesuffix(".patch.safetensors") for file in BROKEN))
 
 
 def good_path(name: str, part: str) -> Path:
@@ -86,18 +89,51 @@ def test_positions_of_tables_with_aliases() -> None:
 # -- broken ----------------------------------------------------------------------------------------------------------
 
 
-@broken
-def test_weightcast_rejects_a_broken_vector(file: str) -> None:
-    data = (VECTORS / "broken" / file).read_bytes()
-    with wc.Checkpoint(VECTORS / "broken" / BROKEN[file]["old"]) as old, pytest.raises(WeightcastError):
+def broken_bytes(case: str) -> tuple[bytes, Path]:
+    """A broken patch, and the checkpoint to read it against."""
+    file = f"{case}.patch.safetensors"
+    return (VECTORS / "broken" / file).read_bytes(), VECTORS / "broken" / BROKEN[file]["old"]
+
+
+def read_with_weightcast(case: str) -> None:
+    data, base = broken_bytes(case)
+    with wc.Checkpoint(base) as old:
         wc.advance(wc.fingerprint(old), wc.decode(data, old=old))
 
 
+def read_with_simple_reader(case: str) -> None:
+    data, base = broken_bytes(case)
+    apply_patch(data, read_checkpoint(base.read_bytes()))
+
+
 @broken
-def test_simple_reader_rejects_a_broken_vector(file: str) -> None:
-    old = read_checkpoint((VECTORS / "broken" / BROKEN[file]["old"]).read_bytes())
-    with pytest.raises(Rejected, match=rf"^{re.escape(BROKEN[file]['clause'])} "):
-        apply_patch((VECTORS / "broken" / file).read_bytes(), old)
+def test_weightcast_rejects_a_broken_vector(case: str) -> None:
+    with pytest.raises(WeightcastError):
+        read_with_weightcast(case)
+
+
+@broken
+def test_simple_reader_rejects_a_broken_vector(case: str) -> None:
+    clause = BROKEN[f"{case}.patch.safetensors"]["clause"]
+    with pytest.raises(Rejected, match=rf"^{re.escape(clause)} "):
+        read_with_simple_reader(case)
+
+
+@pytest.mark.parametrize("case", ["8.3-long-names-that-share", "8.3-table-of-zeros"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(read_with_weightcast, id="weightcast"),
+        pytest.param(read_with_simple_reader, id="simple_reader"),
+    ],
+)
+def test_a_small_file_takes_little_memory(read: Callable[[str], None], case: str) -> None:
+    tracemalloc.start()
+    with contextlib.suppress(WeightcastError, Rejected):
+        read(case)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6 * (1 << 22)
 
 
 @pytest.mark.parametrize("what", ["unknown-format", "unknown-codec"])

@@ -8,10 +8,15 @@ import pytest
 from weightcast.workers import Workers
 
 
+def large(item: int) -> int:
+    return 1 << 20
+
+
 def test_results_come_in_order() -> None:
     with Workers(4) as workers:
         assert workers.map(lambda i: i * i, range(100)) == [i * i for i in range(100)]
-        assert list(workers.stream(lambda i: i * i, range(100))) == [i * i for i in range(100)]
+        for elements in (large, lambda i: 1, lambda i: (i % 3) << 20):
+            assert list(workers.stream(lambda i: i * i, range(100), elements)) == [i * i for i in range(100)]
 
 
 def test_map_inside_stream_inside_map_does_not_deadlock() -> None:
@@ -21,7 +26,7 @@ def test_map_inside_stream_inside_map_does_not_deadlock() -> None:
             return sum(workers.map(lambda j: i * j, range(10)))
 
         for _ in range(50):
-            assert list(workers.stream(inner, range(20))) == [45 * i for i in range(20)]
+            assert list(workers.stream(inner, range(20), large)) == [45 * i for i in range(20)]
 
 
 def test_an_error_in_any_item_is_raised() -> None:
@@ -34,7 +39,7 @@ def test_an_error_in_any_item_is_raised() -> None:
         with pytest.raises(KeyError):
             workers.map(fail_at_seven, range(20))
         with pytest.raises(KeyError):
-            list(workers.stream(fail_at_seven, range(20)))
+            list(workers.stream(fail_at_seven, range(20), large))
         assert workers.map(abs, [-1, -2, -3]) == [1, 2, 3]
 
 
@@ -48,7 +53,7 @@ def test_stream_begins_only_a_few_items_ahead() -> None:
         return i
 
     with Workers(2) as workers:
-        for taken, _ in enumerate(workers.stream(begin, range(100)), 1):
+        for taken, _ in enumerate(workers.stream(begin, range(100), large), 1):
             time.sleep(0.001)
             with lock:
                 assert begun <= taken + 3

@@ -165,16 +165,19 @@ def _open(source: Source) -> Container:
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """JSON from outside: UTF-8, no key twice, no depth that exhausts the stack."""
+    """JSON from outside: UTF-8, no key twice, no half characters, no depth that exhausts the stack."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
             raise FormatError(f"the {what} has a key twice")
+        for text in (text for pair in pairs for text in pair if isinstance(text, str)):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise FormatError(f"the {what} has half a surrogate pair for a character")
         return found
 
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=checked)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the {what} is no JSON: {error}") from None
 

@@ -192,7 +192,7 @@ def _proven(
     digests = list(start.digests)
     done, total = 0, sum(row.spec.nbytes for row in reader.rows)
     for tensor in decode_tensors(reader, weights, reader.rows, workers):
-        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, tensor)
+        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, reader.header.base, tensor)
         yield tensor
         done += tensor.spec.nbytes
         report("decode", done, total)

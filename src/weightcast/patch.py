@@ -34,9 +34,7 @@ class TensorPatch:
     def digest_change(self) -> int:
         """What the overwrites add to the tensor's digest."""
         if self.old is None:
-            if self.changed != self.spec.elements:
-                raise UsageError("the old bits are not known", tensor=self.spec.name)
-            return tensor_digest(self.new)
+            raise UsageError("the old bits are not known", tensor=self.spec.name, hint="Decode it against the base.")
         return int(cpu.digest_change(self.indices, self.old, self.new))
 
     def scatter(self, bits: Bits) -> None:
@@ -98,18 +96,18 @@ def advance(standing: Fingerprint, patch: Patch) -> Fingerprint:
     start = departure(standing, patch.base)
     digests = list(start.digests)
     for tensor in patch.tensors:
-        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, tensor)
+        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, patch.base, tensor)
     reached = Fingerprint(standing.table, tuple(digests))
     prove_result(reached, patch.result)
     return reached
 
 
-def prove_tensor(standing: Fingerprint, tensor: TensorPatch) -> int:
+def prove_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> int:
     """The tensor's digest after its patch, computed from the bits; `ResultError` if the patch states another."""
     name = tensor.spec.name
-    if name not in standing.table or standing.table[name] != tensor.spec:
+    if name not in start.table or start.table[name] != tensor.spec:
         raise UsageError("the patch has a tensor that the weights have not, or of another dtype or shape", tensor=name)
-    found = (standing[name] + tensor.digest_change()) % MODULUS
+    found = tensor_digest(tensor.new) if base is None else (start[name] + tensor.digest_change()) % MODULUS
     if found != tensor.digest:
         raise ResultError(
             "the patch does not lead to the tensor digest it states",

@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from weightcast.bits import DTYPES, TensorSpec
 from weightcast.container import MAX_ELEMENTS, MAX_RANK
-from weightcast.errors import FormatError
+from weightcast.errors import FormatError, VersionError
 from weightcast.kernels.bands import BLOCK
 
 MAX_TABLE = 1 << 26
-"""Bytes of a table before compression."""
+"""Bytes of a table before compression, and of all its names together."""
+
+MAX_NAME = 4096
 
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 _DTYPE_NAMES = tuple(DTYPES)
@@ -54,13 +56,16 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
     return zlib.compress(table, 9), len(table)
 
 
-def unpack_rows(packed: bytes, size: int, digests: Sequence[int], blocks: bool) -> tuple[Row, ...]:
-    """Read a table of ``size`` bytes with one row per digest; `FormatError` for anything that does not add up."""
+def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: int | None) -> tuple[Row, ...]:
+    """Read a table of ``size`` bytes with one row per digest; `FormatError` for anything that does not add up.
+
+    ``block_bytes`` is the size of all blocks together, or None where the codec has none.
+    """
     if not 0 <= size <= MAX_TABLE:
         raise FormatError(f"the table says it has {size} bytes, over the limit of {MAX_TABLE}")
     table = _inflate(packed, size)
     names, at = _names(table, len(digests))
-    numbers = _Numbers(table[at:])
+    numbers = _Numbers(table[at:], len(digests) * (4 + MAX_RANK) + 2 * (block_bytes or 0))
     dtypes = [_dtype_name(code) for code in numbers.take(len(digests))]
     ranks = numbers.take(len(digests))
     if any(rank > MAX_RANK for rank in ranks):
@@ -77,7 +82,7 @@ def unpack_rows(packed: bytes, size: int, digests: Sequence[int], blocks: bool) 
         row = Row(
             _spec(name, dtypes[i], shapes[i]), changed[i], digests[i], tuple(zip(ordinals, lengths[i], strict=True))
         )
-        _check_row(row, blocks)
+        _check_row(row, block_bytes is not None)
         rows.append(row)
     return tuple(rows)
 
@@ -111,12 +116,13 @@ def _inflate(packed: bytes, size: int) -> bytes:
 
 def _names(table: bytes, count: int) -> tuple[list[str], int]:
     names: list[str] = []
-    before, at = b"", 0
+    before, at, total = b"", 0, 0
     for _ in range(count):
         shared, at = _varint(table, at)
         length, at = _varint(table, at)
-        if shared > len(before) or at + length > len(table):
-            raise FormatError("a name in the table is impossible")
+        total += shared + length
+        if shared > len(before) or at + length > len(table) or shared + length > MAX_NAME or total > MAX_TABLE:
+            raise FormatError("a name in the table is impossible or too long")
         name = before[:shared] + table[at : at + length]
         at += length
         if names and name <= before:
@@ -131,7 +137,7 @@ def _names(table: bytes, count: int) -> tuple[list[str], int]:
 
 def _dtype_name(code: int) -> str:
     if code >= len(_DTYPE_NAMES):
-        raise FormatError(f"dtype code {code} is unknown")
+        raise VersionError(f"dtype code {code} is not known", hint="A newer release may know it.")
     return _DTYPE_NAMES[code]
 
 
@@ -172,10 +178,12 @@ def _skips(ordinals: list[int]) -> list[int]:
 
 
 class _Numbers:
-    """All varints of a byte string, taken in order."""
+    """All varints of a byte string, taken in order; no more than ``most`` of them, lest memory follow a lie."""
 
-    def __init__(self, data: bytes):
+    def __init__(self, data: bytes, most: int):
         raw = np.frombuffer(data, np.uint8)
+        if np.count_nonzero(raw < 128) > most:
+            raise FormatError("the table goes on behind its last row")
         ends = np.flatnonzero(raw < 128)
         if raw.size and (ends.size == 0 or ends[-1] != raw.size - 1):
             raise FormatError("a number in the table is cut off or too large")

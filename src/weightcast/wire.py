@@ -199,13 +199,20 @@ class PatchReader:
         except KeyError:
             raise FormatError(f"the entry {name} is missing") from None
 
+    def _bytes_entry(self, name: str) -> Entry:
+        entry = self._entry(name)
+        if entry.dtype != "U8" or len(entry.shape) != 1:
+            raise FormatError(f"the entry {name} is no list of U8")
+        return entry
+
     def _read_rows(self, meta: dict[str, Any]) -> tuple[Row, ...]:
         digests = self._entry(DIGESTS)
         if digests.dtype != "U64" or len(digests.shape) != 1:
             raise FormatError("the digests are no list of U64")
-        table = self._container.read(self._entry(TABLE)).tobytes()
+        table = self._container.read(self._bytes_entry(TABLE)).tobytes()
         values = self._container.read(digests).view("<u8").tolist()
-        return unpack_rows(table, meta["table"], values, blocks=self.header.codec != "plain")
+        blocks = None if self.header.codec == "plain" else self._bytes_entry(BLOCKS).shape[0]
+        return unpack_rows(table, meta["table"], values, blocks)
 
     def _place_streams(self) -> Iterator[tuple[str, dict[str, Entry]]]:
         """Which bytes belong to which tensor; every entry must belong to one."""
@@ -218,10 +225,10 @@ class PatchReader:
                     if stream == "values" or name in self._container.entries:
                         streams[stream] = self._entry(name)
                         known.add(name)
-                _check_plain(row, streams)
+                _check_plain(row, streams, whole=self.header.base is None)
                 yield row.spec.name, streams
         else:
-            blocks = self._entry(BLOCKS)
+            blocks = self._bytes_entry(BLOCKS)
             known.add(BLOCKS)
             at = blocks.begin
             for row in self.rows:
@@ -229,14 +236,14 @@ class PatchReader:
                 yield row.spec.name, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
                 at += size
             if at != blocks.end:
-                raise FormatError(f"the table speaks of {at - blocks.begin} bytes of blocks, there are {blocks.shape}")
+                raise FormatError(f"the table speaks of {at - blocks.begin} bytes of blocks, not of {blocks.shape[0]}")
         strangers = self._container.entries.keys() - known
         if strangers:
             raise FormatError("an entry belongs to no tensor of the table", tensor=min(strangers))
 
 
 def _meta(container: Container) -> dict[str, Any]:
-    if container.metadata.keys() != {METADATA_KEY}:
+    if METADATA_KEY not in container.metadata:
         raise FormatError("not a weightcast patch: it has no such metadata", hint="Is it a checkpoint?")
     meta = parse_json(container.metadata[METADATA_KEY].encode(), "metadata")
     if not isinstance(meta, dict) or type(meta.get("format")) is not int:
@@ -245,6 +252,8 @@ def _meta(container: Container) -> dict[str, Any]:
         raise VersionError(
             f"format version {meta['format']} is not known", hint=f"This release reads {FORMAT}; install a newer one."
         )
+    if container.metadata.keys() != {METADATA_KEY}:
+        raise FormatError("there are other metadata beside weightcast's")
     if meta.keys() != {"base", "codec", "format", "model", "result", "table"}:
         raise FormatError("the metadata have other fields than the format says")
     return meta
@@ -268,13 +277,13 @@ def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-def _check_plain(row: Row, streams: dict[str, Entry]) -> None:
+def _check_plain(row: Row, streams: dict[str, Entry], whole: bool) -> None:
     spec, values = row.spec, streams["values"]
     if "indices" not in streams:
         good = (values.dtype, values.shape) == (spec.dtype, spec.shape)
     else:
         indices = streams["indices"]
-        good = indices.dtype in ("I32", "I64") and values.dtype == _element_dtype(spec)
+        good = not whole and indices.dtype in ("I32", "I64") and values.dtype == _element_dtype(spec)
         good = good and indices.shape == values.shape == (row.changed,)
     if not good:
         raise FormatError("indices and values do not fit the tensor", tensor=spec.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -246,8 +246,12 @@ def good_cases() -> Iterator[tuple[str, str, Tensors, Tensors]]:
     yield "gap-block-left-out", "gap", *long_tensor(range(BLOCK + 3, BLOCK + 500, 70))
 
 
+def good_paths(name: str) -> list[Path]:
+    return [HERE / "good" / f"{name}.{part}.safetensors" for part in ("old", "new", "patch")]
+
+
 def add_good(name: str, codec: str, old: Tensors, new: Tensors) -> None:
-    paths = [HERE / "good" / f"{name}.{part}.safetensors" for part in ("old", "new", "patch")]
+    paths = good_paths(name)
     if any(path.exists() for path in paths):
         return
     add(paths[0], checkpoint(old))
@@ -261,7 +265,7 @@ def patch_between(old: Path, new: Path, codec: str) -> bytes:
 
 
 def add_without_base(name: str, new: Tensors) -> None:
-    path, patch = (HERE / "good" / f"{name}.{part}.safetensors" for part in ("new", "patch"))
+    _, path, patch = good_paths(name)
     if path.exists() or patch.exists():
         return
     add(path, checkpoint(new))
@@ -269,18 +273,26 @@ def add_without_base(name: str, new: Tensors) -> None:
         add(patch, wc.encode(wc.anchor(weights), "plain"))
 
 
-def add_wide_indices(name: str, like: str) -> None:
-    """`plain` with I64 indices, which weightcast itself writes for huge tensors only."""
-    sources = {part: HERE / "good" / f"{like}.{part}.safetensors" for part in ("old", "new", "patch")}
-    paths = {part: HERE / "good" / f"{name}.{part}.safetensors" for part in sources}
-    if any(path.exists() for path in paths.values()):
+def add_by_hand(name: str, like: str, edit: Callable[[Object], bytes]) -> None:
+    """A patch that weightcast would not write so, but has to read."""
+    sources, paths = good_paths(like), good_paths(name)
+    if any(path.exists() for path in paths):
         return
-    item = Object.parse(sources["patch"].read_bytes())
-    _, shape, raw = item.entries["w.indices"]
-    wide = ("I64", shape, np.frombuffer(raw, "<i4").astype("<i8").tobytes())
-    add(paths["old"], sources["old"].read_bytes())
-    add(paths["new"], sources["new"].read_bytes())
-    add(paths["patch"], item.entry("w.indices", wide).bytes())
+    add(paths[0], sources[0].read_bytes())
+    add(paths[1], sources[1].read_bytes())
+    add(paths[2], edit(Object.parse(sources[2].read_bytes())))
+
+
+def wide_indices(item: Object) -> bytes:
+    indices = np.frombuffer(item.entries["w.indices"][2], "<i4")
+    return item.listing("w.indices", "I64", indices.astype("<i8").tobytes()).bytes()
+
+
+def loose_header(item: Object) -> bytes:
+    """Keys in another order, and white space wherever JSON has room for it."""
+    header, body = item.header()
+    header["__metadata__"] = {"weightcast": json.dumps(dict(reversed(item.meta.items())), indent=1)}
+    return with_text(json.dumps(dict(reversed(header.items())), indent=3).encode(), body)
 
 
 def add(path: Path, data: bytes) -> None:
@@ -468,7 +480,7 @@ def tiny_bits(**parts: str) -> str:
 
 # -- broken ----------------------------------------------------------------------------------------------------------
 
-BASE = "base.old.safetensors"
+BASE, WIDE_BASE = "base.old.safetensors", "wide.old.safetensors"
 HALF, PACK, TINY = 0, 1, 2  # rows; `still` has none
 
 
@@ -538,6 +550,8 @@ def broken_metadata(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "another-key", item.bytes({"weightcast": item.text(), "format": "pt"})
     yield "not-json", item.bytes({"weightcast": item.text()[:-1]})
     yield "not-an-object", item.bytes({"weightcast": f"[{item.text()}]"})
+    header, body = item.header()
+    yield "lone-surrogate", with_text(json.dumps({**header, "__metadata__": {"weightcast": "\ud800"}}).encode(), body)
     yield "field-twice", item.bytes({"weightcast": '{"table":0,' + item.text()[1:]})
     yield "other-field", item.stating(note="").bytes()
     yield "missing-field", replace(item, meta={k: v for k, v in item.meta.items() if k != "model"}).bytes()
@@ -550,6 +564,8 @@ def broken_metadata(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "result-null", item.stating(result=None).bytes()
     yield "table-over-limit", item.stating(table=(1 << 26) + 1).bytes()
     yield "no-base-but-banded", item.stating(base=None).bytes()
+    yield "model-of-two-numbers", item.stating(model=item.meta["model"][:2]).bytes()
+    yield "model-too-large", item.stating(model=[1 << 63, 0, 0]).bytes()
 
 
 def broken_tables(good: Good) -> Iterator[tuple[str, bytes]]:
@@ -567,6 +583,7 @@ def broken_tables(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "names-unsorted", item.with_rows(names_swapped).bytes()
     yield "name-twice", item.row(PACK, name=b"half").bytes()
     yield "name-shares-more-than-there-is", item.with_table(b"\x01" + table[1:]).bytes()
+    yield "name-over-4096-bytes", item.row(TINY, name=b"tt" + bytes(4095)).bytes()
     yield "varint-cut-off", item.with_table(table[:-1] + bytes([table[-1] | 128])).bytes()
     yield "varint-too-long", item.with_table(table[:-1] + bytes([table[-1] | 128]) + b"\x80" * 8 + b"\0").bytes()
     yield "table-ends-early", item.with_table(table[:-1]).bytes()
@@ -585,12 +602,46 @@ def broken_tables(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "banded-without-blocks", item.row(TINY, blocks=()).bytes()
 
 
+def broken_bombs(good: Good) -> Iterator[tuple[str, bytes]]:
+    """Small files that a careless reader makes much of (8.7)."""
+    count, length = 100, 1 << 20
+    names = [b"a" * (length + i) for i in range(count - 1)]
+    rows = [Row(name, 4, (1,), 1, ((0, 1),)) for name in [*names, names[-1]]]
+    long = good.banded.with_rows(rows).with_digests([bytes(8)] * count)
+    yield "long-names-that-share", long.listing("weightcast.blocks", "U8", bytes(count)).bytes()
+    yield "table-of-zeros", good.banded.with_table(bytes(1 << 22)).with_digests([]).bytes()
+
+
+def broken_wide_streams(old: wc.Checkpoint) -> Iterator[tuple[str, bytes]]:
+    """I64 indices whose differences, modulo 2^64, are all positive.
+
+    As addresses of 8-byte elements they wrap round to the tensor itself, and the digests are those of such indices: a
+    reader that checks differences only, and not bounds, takes this for good.
+    """
+    bits = old.read("w")
+    far = 3 << 61
+    indices = np.array([0, far + 1, 2 - far - bits.size, 3], np.int64)
+    spec, before = old.table["w"], wc.fingerprint(old)
+    digest = (before["w"] + wc.TensorPatch(spec, indices, bits + 1, bits, 0).digest_change()) % (1 << 64)
+    new = InMemory(old.table, {"w": vector("U64", (bits + 1).tolist())})
+    item = Object.parse(wc.encode(wc.diff(old, new), "plain", old=old))
+    item = item.with_digests([digest.to_bytes(8, "little")]).stating(
+        result=wc.Fingerprint(old.table, (digest,)).position
+    )
+    item = item.listing("w.values", "U64", (bits + 1).tobytes()).listing("w.indices", "I64", indices.tobytes())
+    yield "indices-that-overflow", item.bytes()
+
+
 def broken_streams(good: Good) -> Iterator[tuple[str, bytes]]:
     plain, banded = good.plain, good.banded
     yield "no-digests", banded.without("weightcast.digests").bytes()
     yield "no-table", banded.without("weightcast.table").bytes()
     yield "no-blocks", banded.without("weightcast.blocks").bytes()
     yield "no-values", plain.without("half.values").bytes()
+    table = banded.entries["weightcast.table"]
+    yield "table-of-another-dtype", banded.entry("weightcast.table", ("I8", *table[1:])).bytes()
+    yield "table-of-two-dimensions", banded.entry("weightcast.table", ("U8", (1, *table[1]), table[2])).bytes()
+    yield "indices-without-a-base", plain.stating(base=None).bytes()
     yield "entry-of-no-tensor", plain.entry("still.values", ("F32", (3,), bytes(12))).bytes()
     yield "indices-of-no-tensor", plain.listing("still.indices", "I32", bytes(4)).bytes()
     yield "plain-with-an-entry-of-blocks", plain.listing("weightcast.blocks", "U8", b"").bytes()
@@ -639,7 +690,8 @@ def broken_blocks(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "distance-over-the-word", coded(reach=u(0, 1) + u(511, 9), distances=rice(1 << 58, 58, 8))
     yield "codes-past-the-bytes", tiny(block[:-1])
     yield "only-the-number-of-bands", tiny(block[:1])
-    yield "ones-to-the-end", coded(changed_list="1" * 12, directions="", far_list="", reach="", distances="")
+    yield "ones-to-the-end", tiny(block[:2] + b"\xff" * 8)
+    yield "ones-past-the-bytes", coded(changed_list="1" * 12, directions="", far_list="", reach="", distances="")
     yield "byte-behind-the-last-code", tiny(block + b"\0")
     assert len(tiny_bits()) % 8
     yield "one-bit-behind-the-last-code", tiny(block[:-1] + bytes([block[-1] | 128]))
@@ -655,6 +707,8 @@ def broken_counts(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "another-count", banded.row(TINY, changed=3).bytes()
     yield "another-count-of-all-values", plain.row(TINY, changed=3).bytes()
     yield "another-count-than-indices", plain.row(HALF, changed=4).bytes()
+    yield "row-of-another-shape", banded.row(HALF, shape=(20, 1)).bytes()
+    yield "row-of-a-tensor-nobody-has", banded.row(TINY, name=b"tinz").bytes()
     yield "another-base", banded.stating(base="0" * 64).bytes()
     yield "another-result", banded.stating(result="0" * 64).bytes()
     digests = banded.digests()
@@ -668,21 +722,14 @@ def broken_counts(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "no-base-and-a-tensor-missing", less.with_rows([*rows[:2], rows[3]]).bytes()
 
 
-def good_objects(folder: Path) -> Good:
-    old, new = base_weights()
-    path = folder / BASE
-    if not path.exists():
-        add(path, checkpoint(old))
-    with wc.Checkpoint(path) as before:
-        after = InMemory(before.table, new)
-        plain, banded = (
-            Object.parse(wc.encode(wc.diff(before, after), codec, old=before)) for codec in ("plain", "banded")
-        )
-        anchor = Object.parse(wc.encode(wc.anchor(after), "plain"))
-        by_hand = banded.with_block(TINY, to_bytes(tiny_bits()))
-        for item in (plain, banded, by_hand):
-            wc.advance(wc.fingerprint(before), wc.decode(item.bytes(), old=before))
-    return Good(plain, by_hand, anchor)
+def good_objects(old: wc.Checkpoint) -> Good:
+    new = InMemory(old.table, base_weights()[1])
+    patch = wc.diff(old, new)
+    plain, banded = (Object.parse(wc.encode(patch, codec, old=old)) for codec in ("plain", "banded"))
+    by_hand = banded.with_block(TINY, to_bytes(tiny_bits()))
+    for item in (plain, banded, by_hand):
+        wc.advance(wc.fingerprint(old), wc.decode(item.bytes(), old=old))
+    return Good(plain, by_hand, Object.parse(wc.encode(wc.anchor(new), "plain")))
 
 
 @dataclass(frozen=True)
@@ -697,24 +744,36 @@ class InMemory:
         return np.array(tensor.bits, DTYPES[tensor.dtype].word)
 
 
+def broken_cases(folder: Path) -> Iterator[tuple[str, str, str, bytes]]:
+    """Clause, what is broken, base, patch."""
+    with wc.Checkpoint(folder / BASE) as old:
+        good = good_objects(old)
+    made = [
+        ("8.1", broken_containers),
+        ("8.2", broken_metadata),
+        ("8.3", broken_tables),
+        ("8.3", broken_bombs),
+        ("8.4", broken_streams),
+        ("8.5", broken_blocks),
+        ("8.6", broken_counts),
+    ]
+    for clause, make in made:
+        yield from ((clause, what, BASE, data) for what, data in make(good))
+    with wc.Checkpoint(folder / WIDE_BASE) as old:
+        yield from (("8.4", what, WIDE_BASE, data) for what, data in broken_wide_streams(old))
+
+
 def add_broken(folder: Path) -> None:
-    good = good_objects(folder)
+    for base, weights in ((BASE, base_weights()[0]), (WIDE_BASE, {"w": vector("U64", [10, 20, 30, 40])})):
+        if not (folder / base).exists():
+            add(folder / base, checkpoint(weights))
     index = folder / "cases.json"
     cases = json.loads(index.read_text()) if index.exists() else {}
-    made = {
-        "8.1": broken_containers,
-        "8.2": broken_metadata,
-        "8.3": broken_tables,
-        "8.4": broken_streams,
-        "8.5": broken_blocks,
-        "8.6": broken_counts,
-    }
-    for clause, make in made.items():
-        for what, data in make(good):
-            path = folder / f"{clause}-{what}.patch.safetensors"
-            if not path.exists():
-                add(path, data)
-                cases[path.name] = {"old": BASE, "clause": clause}
+    for clause, what, base, data in broken_cases(folder):
+        path = folder / f"{clause}-{what}.patch.safetensors"
+        if not path.exists():
+            add(path, data)
+            cases[path.name] = {"old": base, "clause": clause}
     index.write_text(json.dumps(cases, indent=1, sort_keys=True) + "\n")
 
 
@@ -723,7 +782,9 @@ def main() -> None:
         add_good(*case)
     weights = {name: tensors["w"] for name, tensors, _ in every_dtype()}
     add_without_base("plain-without-base", {"scalar": Tensor("F32", (), [7]), **weights})
-    add_wide_indices("plain-wide-indices", like="plain-bf16")
+    add_by_hand("plain-wide-indices", "plain-bf16", wide_indices)
+    add_by_hand("plain-loose-header", "plain-names", loose_header)
+    add_by_hand("gap-in-bands", "banded-far-sloped", lambda item: item.stating(codec="gap").bytes())
     add_broken(HERE / "broken")
 
 

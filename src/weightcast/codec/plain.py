@@ -33,7 +33,7 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
     values = coded.streams["values"]
     if "indices" in coded.streams:
         indices = coded.streams["indices"].astype(np.int64)
-        if indices.size and (indices[0] < 0 or indices[-1] >= spec.elements or (np.diff(indices) <= 0).any()):
+        if indices.size and (indices[0] < 0 or indices[-1] >= spec.elements or (indices[1:] <= indices[:-1]).any()):
             raise FormatError("indices are out of range, unsorted or repeated", tensor=spec.name)
         was = None
         if old is not None:
