@@ -15,7 +15,7 @@ from cases import Bag, gaussian, moved, random_bits, same_bits, write_file, writ
 
 import weightcast as wc
 from weightcast.checkpoint import redo_path
-from weightcast.errors import BaseError, InterruptedApplyError, ResultError, UsageError
+from weightcast.errors import BaseError, CheckpointError, InterruptedApplyError, ResultError, UsageError
 from weightcast.offline import apply_in_place, apply_to_copy, resume, write_patch
 
 
@@ -267,3 +267,15 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         apply_in_place(case.patch, case.target)
     assert case.holds(case.old)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "patch", "target"]
+
+
+def test_two_writers_at_once_are_one_too_many(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=True)
+    with (
+        wc.Checkpoint(case.target, writable=True),
+        pytest.raises(CheckpointError, match="another process is writing"),
+    ):
+        apply_in_place(case.patch, case.target)
+    assert case.holds(case.old)
+    apply_in_place(case.patch, case.target)
+    assert case.holds(case.new)

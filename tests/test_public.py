@@ -47,6 +47,7 @@ READING_ORDER = [
     "cli.digest",
     "cli.inspect",
     "cli",
+    "__main__",
 ]
 """docs/ARCHITECTURE.md draws it: data walk down this list, and a module imports only what stands above it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -49,7 +50,7 @@ class BytesSource:
 
 
 class FileSource:
-    """A regular file, not a link to one: what is opened is what was named."""
+    """A regular file, not a link to one: what is opened is what was named. Whoever writes to it is alone in that."""
 
     def __init__(self, path: Path, *, writable: bool = False):
         self.name = str(path)
@@ -63,6 +64,16 @@ class FileSource:
             os.close(self.fd)
             raise CheckpointError("not a regular file", file=self.name)
         self.size = status.st_size
+        if writable:
+            self._lock()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self.fd)
+            hint = "Wait until it is done and try again."
+            raise CheckpointError("another process is writing this file", file=self.name, hint=hint) from None
 
     def read_into(self, out: memoryview, at: int) -> None:
         done = 0
