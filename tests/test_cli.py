@@ -491,7 +491,7 @@ def test_interrupted_apply(single: Pair, target: Path) -> None:
 def test_bench_codec_on_the_shipped_data() -> None:
     done = weightcast("bench", "codec", "--json")
     assert (done.code, done.out.count("\n")) == (0, 1)
-    results = json.loads(done.out)
+    results = json.loads(done.out)["traces"]
     assert [result["trace"] for result in results] == [path.name for path in TRACES]
     for result in results:
         assert result["codecs"].keys() == {"plain", "gap", "banded"}

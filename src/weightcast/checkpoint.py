@@ -66,6 +66,11 @@ class Checkpoint:
                 raise CheckpointError(f"a tensor is in {self._home[name]} too", file=file, tensor=name)
             self._home[name] = file
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold tensors."""
+        return [Path(file) for file in self._files]
+
     def read(self, name: str) -> Bits:
         """A tensor's bits, in memory of their own."""
         container = self._containers[self._home[name]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightcast.bits import dtype_named
-from weightcast.errors import CheckpointError, FormatError, WeightcastError
+from weightcast.errors import CheckpointError, FormatError, VersionError, WeightcastError
 
 MAX_HEADER = 100_000_000
 """The limit that safetensors' own readers have."""
@@ -102,7 +103,7 @@ class FileSource:
 
 
 def _cannot_open(path: Path, error: OSError) -> WeightcastError:
-    if path.is_symlink():
+    if error.errno == errno.ELOOP:
         hint = "Links are not followed; copy the files themselves, as `cp -rL` does."
         return CheckpointError("a symbolic link stands where a file should be", file=str(path), hint=hint)
     return CheckpointError(f"cannot open: {error.strerror}", file=str(path))
@@ -183,13 +184,12 @@ def parse_json(data: bytes, what: str) -> Any:
         if len(found) != len(pairs):
             raise FormatError(f"the {what} has a key twice")
         for text in (text for pair in pairs for text in pair if isinstance(text, str)):
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise FormatError(f"the {what} has half a surrogate pair for a character")
+            text.encode()
         return found
 
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=checked)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # half a surrogate pair is a ValueError too
         raise FormatError(f"the {what} is no JSON: {error}") from None
 
 
@@ -201,7 +201,10 @@ def _entry(name: str, fields: Any) -> Entry:
         raise FormatError("a shape is impossible", tensor=name)
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise FormatError("offsets are impossible", tensor=name)
-    bits = math.prod(shape) * dtype_named(fields["dtype"]).per_value
+    try:
+        bits = math.prod(shape) * dtype_named(fields["dtype"]).per_value
+    except VersionError as error:
+        raise error.about(tensor=name) from None
     if bits % 8 or offsets[1] - offsets[0] != bits // 8:
         raise FormatError("dtype, shape and offsets do not agree", tensor=name)
     return Entry(name, fields["dtype"], tuple(shape), *offsets)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ from weightcast.container import FileSource
 from weightcast.detect import diff_tensor, refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digest, tensor_digests
 from weightcast.errors import CheckpointError, ResultError, UsageError
-from weightcast.patch import ModelSize, TensorPatch, departure, prove_result, prove_tensor
-from weightcast.wire import PatchReader, PatchWriter, codec_named, decode_tensors
+from weightcast.patch import ModelSize, TensorPatch, departure, prove_result, prove_tensor, refuse_other_tensor
+from weightcast.wire import PatchReader, PatchWriter, decode_tensors
 from weightcast.workers import ONE, Workers
 
 Report = Callable[[str, int, int], None]
@@ -50,21 +52,21 @@ def write_patch(
 ) -> Written:
     """Write the patch from ``old`` to ``new`` to ``out``, holding a few tensors at a time."""
     refuse_other_table(old.table, new.table)
-    kind, model = codec_named(codec), ModelSize.of(old.table)
-
-    def one(spec: TensorSpec) -> tuple[int, TensorPatch | None, Coded | None]:
-        before = old.read(spec.name)
-        base = tensor_digest(before, workers)
-        patch = diff_tensor(spec, before, new.read(spec.name), base, workers)
-        return (base, patch, kind.encode(patch, before, workers)) if patch.changed else (base, None, None)
-
+    model = ModelSize.of(old.table)
     bases, results, changed, done = [], [], 0, 0
     with PatchWriter(codec, out.absolute().parent) as writer:
-        for spec, (base, patch, coded) in zip(old.table, workers.stream(one, old.table, elements_of), strict=True):
+
+        def one(spec: TensorSpec) -> tuple[int, Coded]:
+            before = old.read(spec.name)
+            base = tensor_digest(before, workers)
+            patch = diff_tensor(spec, before, new.read(spec.name), base, workers)
+            return base, writer.codec.encode(patch, before, workers)
+
+        for spec, (base, coded) in zip(old.table, workers.stream(one, old.table, elements_of), strict=True):
             bases.append(base)
-            results.append(patch.digest if patch else base)
-            if patch and coded:
-                changed += patch.changed
+            results.append(coded.digest)
+            if coded.changed:
+                changed += coded.changed
                 writer.add(coded)
             done += spec.nbytes
             report("diff", done, model.nbytes)
@@ -88,8 +90,9 @@ def standing_of(weights: Weights, workers: Workers = ONE, report: Report = silen
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name whole and durable, or not at all."""
     partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)  # left behind by a kill, or somebody's link to another file
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -120,7 +123,7 @@ def apply_in_place(patch: Path, target: Path, workers: Workers = ONE, report: Re
         standing = standing_of(weights, workers, report)
         if standing.position == reader.header.result:
             return standing.position
-        start = departure(standing, reader.header.base)
+        start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows})
         redo = redo_path(target)
         with PatchWriter("plain", redo.parent) as writer, replacing(redo) as file:
             for tensor in _proven(reader, weights, start, workers, report):
@@ -157,32 +160,39 @@ def apply_to_copy(patch: Path, target: Path, out: Path, workers: Workers = ONE, 
     """Write ``target`` with the patch applied to ``out``; returns its position. ``target`` stays as it is."""
     if out.exists() or out.is_symlink():
         raise UsageError("the output exists already", file=str(out), hint="Name another, or remove it.")
-    partial = out.with_name(out.name + ".partial")
-    with FileSource(patch) as source, Checkpoint(target) as weights:
+    parent = out.absolute().parent
+    with (
+        FileSource(patch) as source,
+        Checkpoint(target) as weights,
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=parent) as workshop,
+    ):
         reader = PatchReader(source)
         standing = standing_of(weights, workers, report)
-        start = departure(standing, reader.header.base)
-        try:
-            _copy(target, partial)
-            with Checkpoint(partial, writable=True) as copy:
+        copied = _copy(target, Path(workshop) / out.name)
+        if standing.position != reader.header.result:
+            start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows})
+            with Checkpoint(copied, writable=True) as copy:
                 for tensor in _proven(reader, weights, start, workers, report):
                     bits = weights.read(tensor.spec.name)
                     tensor.scatter(bits)
                     copy.write(tensor.spec.name, bits)
                 copy.sync()
-            partial.rename(out)
-        except BaseException:
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
-            raise
-        sync_folder(out.absolute().parent)
+        copied.rename(out)
+        sync_folder(parent)
     return reader.header.result
 
 
-def _copy(target: Path, out: Path) -> None:
+def _copy(target: Path, out: Path) -> Path:
+    """Contents only: what could not be written there can be here."""
     try:
-        shutil.copytree(target, out, symlinks=True) if target.is_dir() else shutil.copyfile(target, out)
+        if target.is_dir():
+            shutil.copytree(target, out, symlinks=True, copy_function=shutil.copyfile)
+            out.chmod(out.stat().st_mode | stat.S_IRWXU)
+        else:
+            shutil.copyfile(target, out)
     except (OSError, shutil.Error) as error:
-        raise CheckpointError(f"cannot copy the target: {error}", file=str(out)) from error
+        raise CheckpointError(f"cannot copy the target: {error}", file=str(target)) from error
+    return out
 
 
 def _proven(
@@ -202,6 +212,8 @@ def _proven(
 def _overwrite(redo: Path, weights: Checkpoint, report: Report) -> None:
     with FileSource(redo) as source:
         reader = PatchReader(source)
+        for row in reader.rows:
+            refuse_other_tensor(weights.table, row.spec)
         done, total = 0, sum(row.spec.nbytes for row in reader.rows)
         for row in reader.rows:
             coded = reader.coded(row)

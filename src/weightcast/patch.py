@@ -93,7 +93,7 @@ class Patch:
 
 def advance(standing: Fingerprint, patch: Patch) -> Fingerprint:
     """Where ``patch`` leads from ``standing``, proven from its bits; raises before anything is touched."""
-    start = departure(standing, patch.base)
+    start = departure(standing, patch.base, {tensor.spec.name for tensor in patch.tensors})
     digests = list(start.digests)
     for tensor in patch.tensors:
         digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, patch.base, tensor)
@@ -105,8 +105,7 @@ def advance(standing: Fingerprint, patch: Patch) -> Fingerprint:
 def prove_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> int:
     """The tensor's digest after its patch, computed from the bits; `ResultError` if the patch states another."""
     name = tensor.spec.name
-    if name not in start.table or start.table[name] != tensor.spec:
-        raise UsageError("the patch has a tensor that the weights have not, or of another dtype or shape", tensor=name)
+    refuse_other_tensor(start.table, tensor.spec)
     found = tensor_digest(tensor.new) if base is None else (start[name] + tensor.digest_change()) % MODULUS
     if found != tensor.digest:
         raise ResultError(
@@ -130,12 +129,25 @@ def prove_result(reached: Fingerprint, result: str) -> None:
         )
 
 
-def departure(standing: Fingerprint, base: str | None) -> Fingerprint:
-    """What a patch from ``base`` adds its digests to; `BaseError` if weights at ``standing`` are not there.
+def refuse_other_tensor(table: TensorTable, spec: TensorSpec) -> None:
+    """`UsageError` unless the weights have this very tensor."""
+    if spec.name not in table or table[spec.name] != spec:
+        raise UsageError(
+            "the patch has a tensor that the weights have not, or of another dtype or shape",
+            tensor=spec.name,
+            hint="It was made for another model.",
+        )
+
+
+def departure(standing: Fingerprint, base: str | None, names: Collection[str]) -> Fingerprint:
+    """What a patch of tensors ``names`` adds its digests to; `BaseError` if the weights are not at its ``base``.
 
     Without a base a patch brings every element, and its digests add to nothing.
     """
     if base is None:
+        for spec in standing.table:
+            if spec.elements and spec.name not in names:
+                raise UsageError("a patch without a base leaves a tensor out", tensor=spec.name)
         return Fingerprint(standing.table, (0,) * len(standing.table))
     if standing.position != base:
         raise BaseError(

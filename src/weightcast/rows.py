@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from weightcast.bits import DTYPES, TensorSpec
 from weightcast.container import MAX_ELEMENTS, MAX_RANK
-from weightcast.errors import FormatError, VersionError
+from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.kernels.bands import BLOCK
 
 MAX_TABLE = 1 << 26
@@ -37,9 +37,12 @@ class Row:
 
 def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
     """The compressed table, and its size before."""
-    names, before = bytearray(), b""
+    names, before, total = bytearray(), b"", 0
     for row in rows:
         name = row.spec.name.encode()
+        if len(name) > MAX_NAME or len(row.spec.shape) > MAX_RANK or math.prod(row.spec.shape) > MAX_ELEMENTS:
+            raise UsageError("the tensor's name or shape is over the format's limits", tensor=row.spec.name[:80])
+        total += len(name)
         shared = _shared_prefix(before, name)
         names += _varints([shared, len(name) - shared]) + name[shared:]
         before = name
@@ -53,6 +56,10 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
         + [length for row in rows for _, length in row.blocks]
     )
     table = bytes(names) + numbers
+    if max(len(table), total) > MAX_TABLE:
+        raise UsageError(
+            f"the names and shapes of {len(rows)} tensors are over the format's limit of {MAX_TABLE} bytes"
+        )
     return zlib.compress(table, 9), len(table)
 
 

@@ -16,10 +16,10 @@ from typing import IO, Any
 import numpy as np
 
 from weightcast.bits import Bits, TensorSpec, Weights
-from weightcast.codec import CODECS, Codec, Coded
+from weightcast.codec import CODECS, Coded
 from weightcast.container import BytesSource, Container, Entry, Source, header_bytes, open_container, parse_json
 from weightcast.errors import FormatError, UsageError, VersionError
-from weightcast.patch import ModelSize, Patch, TensorPatch
+from weightcast.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
 from weightcast.rows import Row, pack_rows, unpack_rows
 from weightcast.workers import ONE, Workers
 
@@ -47,7 +47,9 @@ class PatchWriter:
     """Collects coded tensors in table order, on disk where they get large, then writes the file in one go."""
 
     def __init__(self, codec: str, spool_folder: Path | None = None):
-        self.codec = codec_named(codec)
+        if codec not in CODECS:
+            raise UsageError(f"there is no codec {codec!r}", hint=f"Take one of {', '.join(CODECS)}.")
+        self.codec = CODECS[codec]
         self._rows: list[Row] = []
         self._entries: dict[int, list[tuple[str, str, tuple[int, ...], int]]] = {8: [], 4: [], 2: [], 1: []}
         self._block_bytes = 0
@@ -124,21 +126,14 @@ def _element_dtype(spec: TensorSpec) -> str:
     return spec.dtype if spec.kind.per_value >= 8 else "U8"
 
 
-def codec_named(name: str) -> Codec:
-    """The codec of that name; `VersionError` if this release has none."""
-    if name not in CODECS:
-        raise VersionError(f"unknown codec {name!r}", hint=f"Known are {', '.join(CODECS)}.")
-    return CODECS[name]
-
-
 def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, workers: Workers = ONE) -> bytes:
     """A patch as the bytes of one object. ``old`` holds the base; `banded` needs it."""
-    kind, out = codec_named(codec), io.BytesIO()
-
-    def one(tensor: TensorPatch) -> Coded:
-        return kind.encode(tensor, old.read(tensor.spec.name) if old else None, workers)
-
+    out = io.BytesIO()
     with PatchWriter(codec) as writer:
+
+        def one(tensor: TensorPatch) -> Coded:
+            return writer.codec.encode(tensor, old.read(tensor.spec.name) if old else None, workers)
+
         for coded in workers.stream(one, patch.tensors, lambda tensor: tensor.spec.elements):
             writer.add(coded)
         writer.finish(out, patch.base, patch.result, patch.model)
@@ -184,13 +179,12 @@ class PatchReader:
         """One tensor's patch, checked against the ``old`` tensor's size and the table's count."""
         if old is not None and old.size != row.spec.elements:
             raise UsageError(f"the old tensor has {old.size} elements, not {row.spec.elements}", tensor=row.spec.name)
-        patch = CODECS[self.header.codec].decode(self.coded(row), old, workers)
-        if patch.changed != row.changed:
-            raise FormatError(
-                f"the streams change {patch.changed} elements, the table says {row.changed}",
-                file=self._container.source.name,
-                tensor=row.spec.name,
-            )
+        try:
+            patch = CODECS[self.header.codec].decode(self.coded(row), old, workers)
+            if patch.changed != row.changed:
+                raise FormatError(f"the streams change {patch.changed} elements, the table says {row.changed}")
+        except FormatError as error:
+            raise error.about(file=self._container.source.name, tensor=row.spec.name) from None
         return patch
 
     def _entry(self, name: str) -> Entry:
@@ -267,10 +261,12 @@ def _header(meta: dict[str, Any]) -> PatchHeader:
         raise FormatError("the model's size is impossible")
     if not isinstance(meta["codec"], str) or type(meta["table"]) is not int:
         raise FormatError("codec or table size is impossible")
-    codec = codec_named(meta["codec"])
-    if base is None and codec.name != "plain":
-        raise FormatError(f"a patch without a base cannot be coded with {codec.name}")
-    return PatchHeader(codec.name, base, result, ModelSize(*model))
+    codec = meta["codec"]
+    if codec not in CODECS:
+        raise VersionError(f"unknown codec {codec!r}", hint=f"Known are {', '.join(CODECS)}; a newer release may help.")
+    if base is None and codec != "plain":
+        raise FormatError(f"a patch without a base cannot be coded with {codec}")
+    return PatchHeader(codec, base, result, ModelSize(*model))
 
 
 def _is_digest(value: Any) -> bool:
@@ -315,10 +311,7 @@ def decode_tensors(
         name = row.spec.name
         if old is None or reader.header.base is None:
             return reader.decode(row, None, workers)
-        if name not in old.table or old.table[name] != row.spec:
-            raise UsageError(
-                "the patch has a tensor that the weights have not, or of another dtype or shape", tensor=name
-            )
+        refuse_other_tensor(old.table, row.spec)
         return reader.decode(row, old.read(name), workers)
 
     return workers.stream(one, rows, lambda row: row.spec.elements)

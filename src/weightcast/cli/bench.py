@@ -40,7 +40,7 @@ def codec(
         if not all(codec["bit_exact"] for result in results for codec in result["codecs"].values()):
             raise CheckpointError("a codec was not exact: this is a defect of weightcast, please report it")
     if as_json:
-        typer.echo(json.dumps(results if len(results) > 1 else results[0]))
+        typer.echo(json.dumps({"traces": results} if len(results) > 1 else results[0]))
         return
     for result in results:
         facts({key: value for key, value in result.items() if not isinstance(value, dict)}, as_json=False)

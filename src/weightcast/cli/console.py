@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
@@ -10,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from weightcast.errors import (
     CheckpointError,
@@ -32,7 +34,9 @@ EXIT_CODES: dict[type[Exception], int] = {
 }
 """Anything else that goes wrong, such as a full disk, is 1."""
 
-out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+# In a pipe nobody knows how wide the page is: cut nothing.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+err = Console(stderr=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use; all cores by default.")]
@@ -80,13 +84,8 @@ def fail(error: Exception, as_json: bool) -> NoReturn:
             fields |= {k: v for k, v in vars(error).items() if isinstance(v, str)}
         typer.echo(json.dumps({"error": fields}))
     else:
-        err.print(f"[bold red]error:[/] {_plain(str(error))}", soft_wrap=True)
+        err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
     raise typer.Exit(code)
-
-
-def _plain(text: str) -> str:
-    """Text from outside is not markup."""
-    return text.replace("[", r"\[")
 
 
 def facts(values: dict[str, Any], as_json: bool) -> None:
@@ -97,4 +96,5 @@ def facts(values: dict[str, Any], as_json: bool) -> None:
     width = max(len(name) for name in values)
     for name, value in values.items():
         shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
-        out.print(f"[dim]{name.replace('_', ' '):>{width}}[/]  {_plain(shown)}", soft_wrap=True)
+        # Text, not markup: names and paths are from outside.
+        out.print(Text.assemble((f"{name:>{width}}", "dim"), "  ", shown), soft_wrap=True)

@@ -1,12 +1,13 @@
 """`weightcast diff OLD NEW -o PATCH`"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from weightcast.checkpoint import Checkpoint
 from weightcast.cli.console import AsJson, Threads, facts, working
+from weightcast.errors import UsageError
 from weightcast.offline import write_patch
 
 
@@ -15,7 +16,8 @@ def diff(
     new: Annotated[Path, typer.Argument(help="Weights after.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the patch.")],
     codec: Annotated[
-        str, typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader).")
+        Literal["plain", "gap", "banded"],
+        typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader)."),
     ] = "banded",
     threads: Threads = None,
     as_json: AsJson = False,
@@ -23,6 +25,8 @@ def diff(
     """Write the patch that leads from OLD to NEW, holding a few tensors in memory at a time."""
     with working(threads, as_json) as (workers, report):
         with Checkpoint(old) as before, Checkpoint(new) as after:
+            if output.exists() and any(output.samefile(file) for file in before.files + after.files):
+                raise UsageError("the patch would replace the weights it is made from", file=str(output))
             written = write_patch(before, after, output, codec, workers, report)
         facts(
             {

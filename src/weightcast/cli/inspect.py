@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from weightcast.cli.console import AsJson, facts, out, working
 from weightcast.container import FileSource
@@ -30,7 +31,7 @@ def inspect(
     for row in tensors:
         shape = "×".join(map(str, row["shape"])) or "scalar"
         numbers = f"{row['changed']:,}", f"{row['density']:.3%}", f"{row['bytes']:,}", f"{row['bits_per_change']:.2f}"
-        table.add_row(row["name"], row["dtype"], shape, *numbers)
+        table.add_row(Text(row["name"]), row["dtype"], shape, *numbers)
     out.print(table)
 
 
