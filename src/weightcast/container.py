@@ -189,7 +189,9 @@ def parse_json(data: bytes, what: str) -> Any:
 
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=checked)
-    except (ValueError, RecursionError) as error:  # half a surrogate pair is a ValueError too
+    except UnicodeEncodeError:
+        raise FormatError(f"the {what} has half a surrogate pair for a character") from None
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"the {what} is no JSON: {error}") from None
 
 
