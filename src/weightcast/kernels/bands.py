@@ -28,7 +28,7 @@ REACH_BITS = 9
 BAND_COST = 22.0
 """Bits that one more band costs in header and closing gaps: two neighbours merge where apart they save less."""
 
-_U1 = np.uint64(1)
+_U0, _U1 = np.uint64(0), np.uint64(1)
 
 
 @kernel
@@ -85,7 +85,7 @@ def _merge_loss(totals, b):
 @kernel
 def choose_bands(keys, changed_keys, far_keys, uppers):
     """Split the keys into bands of about one rate of change; fills ``uppers``, returns how many and their sizes."""
-    stride = (keys.size >> 14) | 1  # a sample is enough: the choice is the encoder's own
+    stride = (keys.size >> 13) | 1  # a sample is enough: the choice is the encoder's own
     sample = np.zeros(256, np.int64)
     for i in range(0, keys.size, stride):
         sample[keys[i]] += stride
@@ -118,19 +118,21 @@ def choose_bands(keys, changed_keys, far_keys, uppers):
 
 
 @kernel
-def members_of(keys, count, word, low, high):
-    """Mask of the band's members among the 64 elements of ``word``."""
+def members_of(keys, word, low, high):
+    """Mask of the band's members among the 64 elements of ``word``, of which the last may be shorter."""
     mask = range_mask(keys, word * LANES, np.uint8(low), np.uint8(high - low))
-    rest = count - word * LANES
+    rest = keys.size - word * LANES
     return mask & ((_U1 << np.uint64(rest)) - _U1) if rest < LANES else mask
 
 
 @kernel
-def band_size(keys, count, low, high):
-    size = 0
-    for word in range((count + LANES - 1) // LANES):
-        size += np.int64(popcount(members_of(keys, count, word, low, high)))
-    return size
+def band_size(keys, low, high):
+    size = _U0
+    for word in range(keys.size // LANES):
+        size += popcount(range_mask(keys, word * LANES, np.uint8(low), np.uint8(high - low)))
+    if keys.size % LANES:
+        size += popcount(members_of(keys, keys.size // LANES, low, high))
+    return np.int64(size)
 
 
 @kernel

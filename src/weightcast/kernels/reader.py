@@ -19,7 +19,7 @@ from weightcast.kernels.bands import (
 )
 from weightcast.kernels.bitio import get, get_rice, get_wide
 from weightcast.kernels.compile import kernel
-from weightcast.kernels.lanes import LANES, deposit, popcount, trailing_zeros
+from weightcast.kernels.lanes import LANES, deposit, load_word, popcount, range_mask, trailing_zeros
 
 # What a reader found wrong; `weightcast.codec.blocks` gives each its words.
 ENDED, BANDS, PARAMETER, RANK, DISTANCE, TRAILING, EMPTY = -1, -2, -3, -4, -5, -6, -7
@@ -38,21 +38,26 @@ def _read_ranks(data, at, end, parameter, total, ranks):
         rank += np.int64(gap) + 1
         if rank >= total:
             return at if rank == total else np.int64(RANK)
-        ranks[rank >> 6] |= _U1 << np.uint64(rank & 63)
+        ranks[rank >> 3] |= np.uint8(1 << (rank & 7))
 
 
 @kernel
-def _mark(keys, count, low, high, ranks, inverted, changed):
-    """Carry ``ranks`` within a band over to places in ``changed``, and clear them. Nothing here branches on data."""
+def _mark(keys, low, high, ranks, inverted, changed):
+    """Carry ``ranks`` within a band over to places in ``changed``, and clear them. Hardly a branch depends on data."""
     flip = ~_U0 if inverted else _U0
     seen = 0
-    for word in range((count + LANES - 1) // LANES):
-        members = members_of(keys, count, word, low, high)
-        i, shift = seen >> 6, np.uint64(seen & 63)
-        chosen = (ranks[i] >> shift) | ((ranks[i + 1] << _U1) << (np.uint64(63) - shift))
+    for word in range(changed.size):
+        if word < keys.size // LANES:
+            members = range_mask(keys, word * LANES, np.uint8(low), np.uint8(high - low))
+        else:
+            members = members_of(keys, word, low, high)
+        size = np.int64(popcount(members))
+        chosen = load_word(ranks, seen >> 3) >> np.uint64(seen & 7)
+        if size > 57:  # more than one load holds
+            chosen |= load_word(ranks, (seen >> 3) + 8) << np.uint64(64 - (seen & 7)) if seen & 7 else _U0
         changed[word] |= deposit(chosen ^ flip, members)
-        seen += np.int64(popcount(members))
-    ranks[: (seen >> 6) + 1] = 0
+        seen += size
+    ranks[: (seen >> 3) + 1] = 0
 
 
 @kernel
@@ -98,7 +103,7 @@ def decode_places(data, offsets, keys, first, places, counts, resume):
     used = 0
     uppers, parameter = np.empty(MAX_BANDS, np.int64), np.empty(2 * MAX_BANDS, np.int64)
     inverted = np.zeros(2 * MAX_BANDS, np.bool_)
-    ranks = np.zeros(BLOCK // LANES + 2, np.uint64)
+    ranks = np.zeros(BLOCK // 8 + 16, np.uint8)
     for block in range(counts.size):
         low = block * BLOCK
         mine = keys[low : min(low + BLOCK, keys.size)]
@@ -113,11 +118,11 @@ def decode_places(data, offsets, keys, first, places, counts, resume):
         key = 0
         for b in range(bands):
             if parameter[2 * b] != NOTHING:
-                total = band_size(mine, mine.size, key, uppers[b]) if bands > 1 else mine.size
+                total = band_size(mine, key, uppers[b]) if bands > 1 else mine.size
                 at = _read_ranks(data, at, end, parameter[2 * b], total, ranks)
                 if at < 0:
                     return at
-                _mark(mine, mine.size, key, uppers[b], ranks, inverted[2 * b], changed)
+                _mark(mine, key, uppers[b], ranks, inverted[2 * b], changed)
             key = uppers[b] + 1
         before = used
         for word in range(changed.size):

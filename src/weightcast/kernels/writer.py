@@ -45,11 +45,11 @@ def _best_rice(gaps):
 
 
 @kernel
-def _band_gaps(keys, count, low, high, changed, inverted, gaps):
+def _band_gaps(keys, low, high, changed, inverted, gaps):
     """Gaps in ranks between the changed (or, inverted, the unchanged) members of a band, and the closing one."""
     used, seen, last = 0, 0, -1
-    for word in range((count + LANES - 1) // LANES):
-        members = members_of(keys, count, word, low, high)
+    for word in range(changed.size):
+        members = members_of(keys, word, low, high)
         chosen = members & (~changed[word] if inverted else changed[word])
         while chosen:
             bit = chosen & (~chosen + _U1)
@@ -147,7 +147,7 @@ def _encode_block(keys, places, old, new, one_band, dtype, out):
     for b in range(bands):
         changes = start[b + 1] - start[b]
         if 2 * changes > sizes[b]:
-            unchanged = band_size(keys, count, low, uppers[b]) - changes
+            unchanged = band_size(keys, low, uppers[b]) - changes
             inverted[2 * b] = unchanged < changes
             room += unchanged
         low = uppers[b] + 1
@@ -161,7 +161,7 @@ def _encode_block(keys, places, old, new, one_band, dtype, out):
     for b in range(bands):
         high, mine = uppers[b], order[start[b] : start[b + 1]]
         if mine.size:
-            used += _band_gaps(keys, count, low, high, changed, inverted[2 * b], gaps[used:])
+            used += _band_gaps(keys, low, high, changed, inverted[2 * b], gaps[used:])
         end[2 * b + 1] = used
         before = fars
         for i in range(mine.size):
