@@ -85,7 +85,7 @@ def _merge_loss(totals, b):
 @kernel
 def choose_bands(keys, changed_keys, far_keys, uppers):
     """Split the keys into bands of about one rate of change; fills ``uppers``, returns how many and their sizes."""
-    stride = (keys.size >> 13) | 1  # a sample is enough: the choice is the encoder's own
+    stride = (keys.size >> 14) | 1  # a sample is enough: the choice is the encoder's own
     sample = np.zeros(256, np.int64)
     for i in range(0, keys.size, stride):
         sample[keys[i]] += stride
