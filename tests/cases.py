@@ -26,6 +26,9 @@ class Bag:
     def read(self, name: str) -> Bits:
         return self._bits[name]
 
+    def overwrite(self, name: str, indices: np.ndarray, new: Bits) -> None:
+        self._bits[name][indices] = new
+
     def copy(self) -> Bag:
         return Bag({spec: self._bits[spec.name].copy() for spec in self.table}, dict(self.table.aliases))
 

@@ -1,8 +1,10 @@
 """What patches promise: exact, idempotent, provable, composable."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from cases import DENSITIES, Bag, changes, gaussian, moved, one, same_bits
+from cases import DENSITIES, Bag, changes, gaussian, moved, one, same_bits, write_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -170,3 +172,26 @@ def test_patches_that_do_not_meet_are_refused() -> None:
     states = [one(gaussian(rng, 10)) for _ in range(4)]
     with pytest.raises(UsageError, match="ends at"):
         wc.compose(wc.diff(states[0], states[1]), wc.diff(states[2], states[3]))
+
+
+# -- targets ---------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_are_overwritten_in_place() -> None:
+    old = np.zeros(100, np.float32)
+    weights, after = wc.Arrays({"w": old}), wc.Arrays({"w": np.ones(100, np.float32)})
+    wc.diff(weights, after).apply(weights, wc.fingerprint(weights))
+    assert (old == 1.0).all()
+
+
+def test_what_cannot_be_overwritten_says_so(tmp_path: Path) -> None:
+    fixed = np.zeros(100, np.float32)
+    weights, after = wc.Arrays({"w": fixed}), wc.Arrays({"w": np.ones(100, np.float32)})
+    patch = wc.diff(weights, after)
+    write_file(tmp_path / "weights", weights)
+    with wc.Checkpoint(tmp_path / "weights") as checkpoint, pytest.raises(UsageError, match="apply_in_place"):
+        patch.apply(checkpoint, wc.fingerprint(checkpoint))
+    fixed.flags.writeable = False
+    frozen = wc.Arrays({"w": fixed})
+    with pytest.raises(UsageError, match="read-only"):
+        patch.apply(frozen, wc.fingerprint(weights))

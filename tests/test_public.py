@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ast
 import doctest
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import weightcast as wc
+from weightcast.bench import bench_codecs
+from weightcast.cli.bench import SHIPPED
 
 SOURCE = Path(wc.__file__).parent
+README = (Path(__file__).parents[1] / "README.md").read_text()
 
 READING_ORDER = [
     "errors",
@@ -94,6 +101,26 @@ def test_the_example_in_the_docstring_runs() -> None:
     result = doctest.testmod(wc)
     assert result.attempted > 5
     assert result.failed == 0
+
+
+def test_the_example_in_the_readme_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    before, after = np.zeros(1000, np.float32), np.eye(1, 1000, 7, dtype=np.float32)[0]
+    mine = before.copy()
+    exec(example, {"old": wc.Arrays({"w": before}), "new": wc.Arrays({"w": after}), "mine": wc.Arrays({"w": mine})})
+    assert np.array_equal(mine, after)
+
+
+def test_the_readme_says_what_the_benchmark_measures() -> None:
+    """Sizes do not depend on the machine, but for a few bytes of zlib."""
+    rows = dict(re.findall(r"^\| \**weightcast `(\w+)`\** \| (.*) \|$", README, re.MULTILINE))
+    folders = sorted(path for path in SHIPPED.iterdir() if path.is_dir())
+    for column, folder in enumerate(folders):
+        result = bench_codecs(folder, (1,), lambda done, total: None)
+        for codec, measured in result["codecs"].items():
+            stated = float(rows[codec].split(" | ")[column].strip("*"))
+            assert measured["bits_per_change"] == pytest.approx(stated, abs=0.05)
+            assert measured["bit_exact"]
 
 
 def test_the_core_imports_neither_torch_nor_any_extra() -> None:

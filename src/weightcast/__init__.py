@@ -18,6 +18,7 @@ from weightcast.detect import anchor, diff
 from weightcast.digest import Fingerprint, box_digest, fingerprint
 from weightcast.errors import WeightcastError
 from weightcast.kernels.ready import warm_up
+from weightcast.offline import apply_in_place, apply_to_copy, write_patch
 from weightcast.patch import Patch, TensorPatch, advance, compose
 from weightcast.wire import PatchReader, decode, encode
 from weightcast.workers import Workers
@@ -37,6 +38,8 @@ __all__ = [
     "Workers",
     "advance",
     "anchor",
+    "apply_in_place",
+    "apply_to_copy",
     "box_digest",
     "compose",
     "decode",
@@ -46,4 +49,5 @@ __all__ = [
     "fingerprint",
     "round_to",
     "warm_up",
+    "write_patch",
 ]

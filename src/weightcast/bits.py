@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -190,6 +190,15 @@ class Weights(Protocol):
         ...
 
 
+@runtime_checkable
+class Target(Weights, Protocol):
+    """Weights in memory that take a patch."""
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        """Give the elements at ``indices``, which are within the tensor, their ``new`` bits."""
+        ...
+
+
 _NUMPY_DTYPES = {
     "bool": "BOOL",
     "bfloat16": "BF16",
@@ -222,3 +231,9 @@ class Arrays:
 
     def read(self, name: str) -> Bits:
         return self._bits[name]
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        bits = self._bits[name]
+        if not bits.flags.writeable:
+            raise UsageError("the array is read-only", tensor=name, hint="Pass a copy of it.")
+        cpu.scatter(bits, indices, new)

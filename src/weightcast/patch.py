@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.bits import Bits, TensorSpec, TensorTable, Weights
+from weightcast.bits import Bits, Target, TensorSpec, TensorTable
 from weightcast.digest import MODULUS, Fingerprint, tensor_digest
 from weightcast.errors import BaseError, ResultError, UsageError
 from weightcast.kernels import cpu
@@ -83,11 +83,14 @@ class Patch:
         """The overwrites of some tensors: each still carries its own proof, the whole no longer does."""
         return tuple(tensor for tensor in self.tensors if tensor.spec.name in names)
 
-    def apply(self, weights: Weights, standing: Fingerprint) -> Fingerprint:
-        """Verify, then overwrite ``weights`` that stand at ``standing``; returns where they stand now."""
+    def apply(self, target: Target, standing: Fingerprint) -> Fingerprint:
+        """Prove, then overwrite the ``target``, which stands at ``standing``; returns where it stands now."""
+        if not isinstance(target, Target):
+            hint = "For checkpoints on disk there is apply_in_place."
+            raise UsageError(f"a {type(target).__name__} cannot be overwritten in memory", hint=hint)
         reached = advance(standing, self)
         for tensor in self.tensors:
-            tensor.scatter(weights.read(tensor.spec.name))
+            target.overwrite(tensor.spec.name, tensor.indices, tensor.new)
         return reached
 
 
