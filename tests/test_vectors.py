@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simple_reader
+from cases import Bag
 from simple_reader import Rejected, apply_patch, position, read_checkpoint, tensor_digest
 
 import weightcast as wc
@@ -31,18 +32,14 @@ def good_path(name: str, part: str) -> Path:
     return VECTORS / "good" / f"{name}.{part}.safetensors"
 
 
-class Held:
+def held(table: wc.TensorTable, original: Weights | None) -> Bag:
     """A copy of weights in memory, of any dtype; zeros without an original to copy."""
-
-    def __init__(self, table: wc.TensorTable, original: Weights | None):
-        self.table = table
-        self._bits = {
-            spec.name: np.zeros(spec.elements, spec.kind.word) if original is None else original.read(spec.name).copy()
+    return Bag(
+        {
+            spec: np.zeros(spec.elements, spec.kind.word) if original is None else original.read(spec.name).copy()
             for spec in table
         }
-
-    def read(self, name: str) -> np.ndarray:
-        return self._bits[name]
+    )
 
 
 # -- good ------------------------------------------------------------------------------------------------------------
@@ -52,14 +49,14 @@ class Held:
 def test_weightcast_reads_a_good_vector(name: str) -> None:
     with wc.Checkpoint(good_path(name, "new")) as new:
         old = wc.Checkpoint(good_path(name, "old")) if good_path(name, "old").exists() else None
-        held = Held(new.table, old)
-        standing = wc.fingerprint(held)
+        target = held(new.table, old)
+        standing = wc.fingerprint(target)
         patch = wc.decode(good_path(name, "patch").read_bytes(), old=old)
-        reached = patch.apply(held, standing)
+        reached = patch.apply(target, standing)
         assert patch.base == (standing.position if old else None)
         assert patch.result == reached.position == wc.fingerprint(new).position
         for spec in new.table:
-            np.testing.assert_array_equal(held.read(spec.name), new.read(spec.name))
+            np.testing.assert_array_equal(target.read(spec.name), new.read(spec.name))
         if old:
             old.close()
 
