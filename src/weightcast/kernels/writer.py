@@ -112,38 +112,35 @@ def _put_flags(out, at, held, flags):
 
 
 @kernel
-def _encode_block(keys, places, old, new, one_band, dtype, out):
-    """Write one block with at least one change; returns its bytes."""
+def _measure_steps(old, new, dtype, up, distance, exponent):
+    """Direction and distance of every change in ULPs, and its old exponent."""
     width, magnitude, shift, bias, signed_magnitude = dtype
-    count, n = keys.size, places.size
-    words = (count + LANES - 1) // LANES
     top = _U1 << np.uint64(width - 1)
-
-    changed = np.zeros(words, np.uint64)
-    up = np.empty(n, np.bool_)
-    distance = np.empty(n, np.uint64)
-    exponent = np.empty(n, np.int64)
-    changed_keys, far_keys = np.zeros(256, np.int64), np.zeros(256, np.int64)
-    for i in range(n):
-        changed[places[i] >> 6] |= _U1 << np.uint64(places[i] & 63)
-        step = (ordered(new[i], width, signed_magnitude) - ordered(old[i], width, signed_magnitude)) & (
-            top | (top - _U1)
-        )
+    mask = top | (top - _U1)
+    for i in range(old.size):
+        step = (ordered(new[i], width, signed_magnitude) - ordered(old[i], width, signed_magnitude)) & mask
         up[i] = step <= top
-        distance[i] = step if up[i] else (top - (step - top))
+        distance[i] = step if up[i] else (mask - step) + _U1
         exponent[i] = key_of(old[i], magnitude, shift, bias)
-        changed_keys[keys[places[i]]] += 1
-        far_keys[keys[places[i]]] += distance[i] > _U1
 
-    uppers = np.full(256, 255, np.int64)
+
+@kernel
+def _split(keys, change_keys, distance, one_band, uppers):
+    """Choose the bands of a block; returns how many, and about how many members each has."""
     if one_band:
-        bands, sizes = 1, np.full(256, count, np.float64)
-    else:
-        bands, sizes = choose_bands(keys, changed_keys, far_keys, uppers)
-    order = np.empty(n, np.int64)
-    start = by_band(keys[places], uppers, bands, order)
-    inverted = np.zeros(2 * bands, np.bool_)
-    room, low = 2 * n + 2 * bands, 0
+        uppers[0] = 255
+        return 1, np.full(256, keys.size, np.float64)
+    changed_keys, far_keys = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    for i in range(distance.size):
+        changed_keys[change_keys[i]] += 1
+        far_keys[change_keys[i]] += distance[i] > _U1
+    return choose_bands(keys, changed_keys, far_keys, uppers)
+
+
+@kernel
+def _invert(keys, uppers, bands, sizes, start, inverted):
+    """Decide which bands list their unchanged members; returns the room that all lists need."""
+    room, low = 2 * start[bands] + 2 * bands, 0
     for b in range(bands):
         changes = start[b + 1] - start[b]
         if 2 * changes > sizes[b]:
@@ -151,17 +148,21 @@ def _encode_block(keys, places, old, new, one_band, dtype, out):
             inverted[2 * b] = unchanged < changes
             room += unchanged
         low = uppers[b] + 1
+    return room
 
-    # Both sets of every band, before the header that states their parameters.
-    gaps = np.empty(room, np.int64)
-    end = np.zeros(2 * bands + 1, np.int64)
-    far = np.empty(n, np.bool_)
-    far_order = np.empty(n, np.int64)
+
+@kernel
+def _list_sets(keys, places, distance, uppers, bands, order, start, inverted, gaps, end, far_order):
+    """Gaps of every band's changed and far sets, the s-th in ``gaps[end[s]:end[s + 1]]``; returns how many are far."""
+    changed = np.zeros((keys.size + LANES - 1) // LANES, np.uint64)
+    for place in places:
+        changed[place >> 6] |= _U1 << np.uint64(place & 63)
+    far = np.empty(places.size, np.bool_)
     fars, used, low = 0, 0, 0
     for b in range(bands):
-        high, mine = uppers[b], order[start[b] : start[b + 1]]
+        mine = order[start[b] : start[b + 1]]
         if mine.size:
-            used += _band_gaps(keys, low, high, changed, inverted[2 * b], gaps[used:])
+            used += _band_gaps(keys, low, uppers[b], changed, inverted[2 * b], gaps[used:])
         end[2 * b + 1] = used
         before = fars
         for i in range(mine.size):
@@ -173,38 +174,70 @@ def _encode_block(keys, places, old, new, one_band, dtype, out):
             inverted[2 * b + 1] = 2 * (fars - before) > mine.size
             used += _subset_gaps(far, mine.size, inverted[2 * b + 1], gaps[used:])
         end[2 * b + 2] = used
-        low = high + 1
+        low = uppers[b] + 1
+    return fars
 
+
+@kernel
+def _put_header(out, uppers, bands, gaps, end, inverted, parameter):
+    """Bands and parameters; returns the stream's state."""
     at, held = put(out, np.int64(0), _U0, bands, 8)
     for b in range(bands - 1):
         if b == 0:
             at, held = put(out, at, held, uppers[0], 8)
         else:
             at, held = put_rice(out, at, held, uppers[b] - uppers[b - 1] - 1, 0, 8)
-    parameter = np.empty(2 * bands, np.int64)
     for s in range(2 * bands):
         mine = gaps[end[s] : end[s + 1]]
-        if mine.size == 0:
-            parameter[s] = NOTHING
-            at, held = put(out, at, held, NOTHING, 5)
-        else:
-            parameter[s] = _best_rice(mine)
-            at, held = put(out, at, held, parameter[s], 5)
+        parameter[s] = _best_rice(mine) if mine.size else NOTHING
+        at, held = put(out, at, held, parameter[s], 5)
+        if mine.size:
             at, held = put(out, at, held, inverted[s], 1)
+    return at, held
+
+
+@kernel
+def _put_lists(out, at, held, which, bands, gaps, end, parameter):
+    """The lists of all bands' changed sets (``which`` is 0) or far sets (1)."""
     for b in range(bands):
-        for gap in gaps[end[2 * b] : end[2 * b + 1]]:
-            at, held = put_rice(out, at, held, gap, parameter[2 * b], RANK_BITS)
+        s = 2 * b + which
+        for gap in gaps[end[s] : end[s + 1]]:
+            at, held = put_rice(out, at, held, gap, parameter[s], RANK_BITS)
+    return at, held
+
+
+@kernel
+def _put_distances(out, at, held, distance, exponent, width):
+    reach, sloped = _best_reach(distance, exponent, width)
+    at, held = put(out, at, held, sloped, 1)
+    at, held = put(out, at, held, reach, REACH_BITS)
+    for i in range(distance.size):
+        at, held = put_rice(out, at, held, distance[i], rice_of(reach, sloped, exponent[i]), width)
+    return at, held
+
+
+@kernel
+def _encode_block(keys, places, old, new, one_band, dtype, out):
+    """Write one block with at least one change; returns its bytes."""
+    n = places.size
+    up, distance, exponent = np.empty(n, np.bool_), np.empty(n, np.uint64), np.empty(n, np.int64)
+    _measure_steps(old, new, dtype, up, distance, exponent)
+
+    change_keys, uppers, order = keys[places], np.empty(256, np.int64), np.empty(n, np.int64)
+    bands, sizes = _split(keys, change_keys, distance, one_band, uppers)
+    start = by_band(change_keys, uppers, bands, order)
+    inverted, parameter = np.zeros(2 * bands, np.bool_), np.empty(2 * bands, np.int64)
+    gaps = np.empty(_invert(keys, uppers, bands, sizes, start, inverted), np.int64)
+    end, far_order = np.zeros(2 * bands + 1, np.int64), np.empty(n, np.int64)
+    fars = _list_sets(keys, places, distance, uppers, bands, order, start, inverted, gaps, end, far_order)
+
+    at, held = _put_header(out, uppers, bands, gaps, end, inverted, parameter)
+    at, held = _put_lists(out, at, held, 0, bands, gaps, end, parameter)
     at, held = _put_flags(out, at, held, up)
-    for b in range(bands):
-        for gap in gaps[end[2 * b + 1] : end[2 * b + 2]]:
-            at, held = put_rice(out, at, held, gap, parameter[2 * b + 1], RANK_BITS)
+    at, held = _put_lists(out, at, held, 1, bands, gaps, end, parameter)
     if fars:
-        far_order = far_order[:fars]
-        reach, sloped = _best_reach(distance[far_order] - np.uint64(2), exponent[far_order], width)
-        at, held = put(out, at, held, sloped, 1)
-        at, held = put(out, at, held, reach, REACH_BITS)
-        for i in far_order:
-            at, held = put_rice(out, at, held, distance[i] - np.uint64(2), rice_of(reach, sloped, exponent[i]), width)
+        far = far_order[:fars]
+        at, held = _put_distances(out, at, held, distance[far] - np.uint64(2), exponent[far], dtype[0])
     return (at + 7) >> 3
 
 
