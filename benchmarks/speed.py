@@ -19,6 +19,7 @@ import weightcast as wc
 from weightcast.bench import best_of, memcpy_seconds
 from weightcast.container import BytesSource
 from weightcast.kernels import cpu
+from weightcast.wire import PatchReader
 
 UPDATE = 3.9e-7
 """Standard deviation of a step at which about 1 % of weights with deviation 0.03 change their bf16 bits."""
@@ -88,7 +89,7 @@ def bare_diff(old: wc.Arrays, new: wc.Arrays) -> float:
 
 def overhead_share(data: bytes) -> float:
     """Part of a file that is not coded streams."""
-    return wc.PatchReader(BytesSource(data)).overhead / len(data)
+    return PatchReader(BytesSource(data)).overhead / len(data)
 
 
 def measure_model(scale: float, workers: wc.Workers) -> dict[str, object]:

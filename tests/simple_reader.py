@@ -141,10 +141,24 @@ def tensor_digest(bits: Iterable[int]) -> int:
 def position(tensors: Mapping[str, Tensor], aliases: Mapping[str, str] | None = None) -> str:
     """4.3"""
     ordered = sorted(tensors.items(), key=lambda item: item[0].encode())
-    rows = [[name, tensor.dtype, list(tensor.shape)] for name, tensor in ordered]
-    table = json.dumps({"aliases": dict(aliases or {}), "tensors": rows}, sort_keys=True, separators=(",", ":"))
+    rows = (f"[{text(name)},{text(tensor.dtype)},[{','.join(map(str, tensor.shape))}]]" for name, tensor in ordered)
+    pairs = (f"{text(alias)}:{text(name)}" for alias, name in sorted((aliases or {}).items()))
+    table = f'{{"aliases":{{{",".join(pairs)}}},"tensors":[{",".join(rows)}]}}'
     digests = b"".join(struct.pack("<Q", tensor_digest(tensor.bits)) for _, tensor in ordered)
     return hashlib.sha256(f"weightcast position 1\n{table}\n".encode("ascii") + digests).hexdigest()
+
+
+SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+def text(value: str) -> str:
+    """A string of canonical JSON (4.3)."""
+    return '"' + "".join(SHORT.get(c) or (c if " " <= c <= "~" else escaped(c)) for c in value) + '"'
+
+
+def escaped(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 # Section 5: the object
@@ -220,7 +234,7 @@ def read_metadata(metadata: object) -> dict:
     need(fields["codec"] in ("plain", "gap", "banded"), "8.2 an unknown codec")
     need(fields["base"] is None or is_digest(fields["base"]), "8.2 base is not a digest")
     need(is_digest(fields["result"]), "8.2 result is not a digest")
-    need(are_sizes([fields["table"]]) and fields["table"] <= 1 << 26, "8.2 table is over its limit")
+    need(are_sizes([fields["table"]]) and fields["table"] <= 1 << 24, "8.2 table is over its limit")
     need(fields["base"] is not None or fields["codec"] == "plain", "8.2 no base with a codec other than plain")
     return fields
 
@@ -276,6 +290,7 @@ def read_table(
     entries: Mapping[str, Entry], size: int, count: int, codec: str, old: Mapping[str, Tensor] | None
 ) -> list[Row]:
     """The rows, column after column (5.2, 8.3)."""
+    need(count <= 1 << 18, "8.3 more rows than their limit")
     columns = Columns(inflate(entry_of(entries, "weightcast.table", "U8"), size))
     brought = {name.removesuffix(".values") for name in entries if name.endswith(".values")}
     names = read_names(columns, count, brought if old is None else old)
@@ -283,7 +298,7 @@ def read_table(
     need(all(code < len(DTYPES) for code in codes), "8.3 an unknown dtype code")
     dtypes = [list(DTYPES)[code] for code in codes]
     ranks = columns.column(names)
-    need(all(rank <= 64 for rank in ranks), "8.3 an impossible shape: more than 64 dimensions")
+    need(all(rank <= 16 for rank in ranks), "8.3 an impossible shape: more than 16 dimensions")
     shapes = [tuple(columns.column(range(rank))) for rank in ranks]
     elements = [count_elements(dtype, shape, "8.3") for dtype, shape in zip(dtypes, shapes, strict=True)]
     for name, *spec in zip(names, dtypes, shapes, strict=True):
@@ -309,7 +324,7 @@ def read_names(columns: Columns, count: int, known: Collection[str]) -> list[str
         need(shared <= len(before), "8.3 a name shares more bytes than the one before has")
         raw = before[:shared] + columns.take(columns.varint())
         total += len(raw)
-        need(len(raw) <= 4096 and total <= 1 << 26, "8.3 names over their limits")
+        need(len(raw) <= 4096 and total <= 1 << 24, "8.3 names over their limits")
         need(not names or raw > before, "8.3 names unsorted or repeated")
         names.append(decode_text(raw, "8.3 a name that is not UTF-8"))
         need(names[-1] in known, "8.6 a row of a tensor that is not held")
@@ -358,6 +373,7 @@ def overwrite(old: list[int], indices: list[int], values: list[int]) -> list[int
     need(len(indices) == len(values), "8.4 indices and values of different length")
     need(all(a < b for a, b in pairwise(indices)), "8.4 indices unsorted or repeated")
     need(not indices or indices[-1] < len(old), "8.4 indices out of range")
+    need(all(old[i] != value for i, value in zip(indices, values, strict=True)), "8.4 an element that does not change")
     new = list(old)
     for i, value in zip(indices, values, strict=True):
         new[i] = value

@@ -73,8 +73,19 @@ def test_arrays_refuse_what_has_no_bits() -> None:
         wc.Arrays({"w": np.array(["text"])})
     with pytest.raises(UsageError, match="contiguous"):
         wc.Arrays({"w": np.zeros((4, 4), np.float32).T[1:]})
+    with pytest.raises(UsageError, match="no bits"):
+        wc.Arrays({"w": np.zeros(4, ">f4")})
+    with pytest.raises(UsageError, match="no numpy array"):
+        wc.Arrays({"w": [1.0]})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="not there"):
+        wc.Arrays({"w": np.zeros(4, np.uint16)}, {"v": "BF16"})
     with pytest.raises(UsageError, match="float32 is no BF16"):
         wc.Arrays({"w": np.zeros(4, np.float32)}, {"w": "BF16"})
+
+
+def test_arrays_know_the_other_names_of_tied_tensors() -> None:
+    weights = wc.Arrays({"embed": np.zeros(4, np.float32)}, aliases={"head": "embed"})
+    assert weights.table.aliases == (("head", "embed"),)
 
 
 def test_bits_are_the_arrays_own_memory() -> None:

@@ -230,7 +230,7 @@ def test_digest_is_where_the_patch_leads_from_and_to(pair: Pair) -> None:
 def test_apply_to_a_copy(pair: Pair, tmp_path: Path) -> None:
     before, out = contents(pair.old), tmp_path / f"out{pair.old.suffix}"
     facts = weightcast("apply", pair.patch, pair.old, "-o", out, "--json").facts
-    assert facts == {"target": str(out), "position": pair.made.facts["result"]}
+    assert facts == {"target": str(out), "position": pair.made.facts["result"], "changed": True}
     assert contents(pair.old) == before
     assert same(read(out), states()[1])
     others = [name for name in before if not name.endswith(".safetensors") and pair.old.is_dir()]
@@ -242,12 +242,12 @@ def test_apply_to_a_copy(pair: Pair, tmp_path: Path) -> None:
 def test_apply_in_place_and_again(pair: Pair, tmp_path: Path) -> None:
     copy = tmp_path / pair.old.name
     shutil.copytree(pair.old, copy) if pair.old.is_dir() else shutil.copy(pair.old, copy)
-    expected = {"target": str(copy), "position": pair.made.facts["result"]}
+    expected = {"target": str(copy), "position": pair.made.facts["result"], "changed": True}
     assert weightcast("apply", pair.patch, copy, "--json").facts == expected
     assert same(read(copy), states()[1])
     after = contents(tmp_path)
     assert contents(copy).keys() == contents(pair.old).keys()
-    assert weightcast("apply", pair.patch, copy, "--json").facts == expected
+    assert weightcast("apply", pair.patch, copy, "--json").facts == expected | {"changed": False}
     assert contents(tmp_path) == after
 
 
@@ -481,7 +481,11 @@ def test_interrupted_apply(single: Pair, target: Path) -> None:
     assert facts["position"] == single.made.facts["result"]
     assert same(read(target), states()[1])
     assert [path.name for path in target.parent.iterdir()] == [target.name]
-    assert "nothing was interrupted" in weightcast("apply", "--resume", target).out
+    assert weightcast("apply", "--resume", target, "--json").facts == {
+        "target": str(target),
+        "position": None,
+        "changed": False,
+    }
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

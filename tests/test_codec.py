@@ -16,6 +16,7 @@ from weightcast.container import BytesSource
 from weightcast.errors import UsageError
 from weightcast.kernels.bands import BLOCK
 from weightcast.patch import TensorPatch
+from weightcast.wire import PatchReader
 from weightcast.workers import ONE
 
 codecs = pytest.mark.parametrize("codec", list(CODECS))
@@ -110,7 +111,7 @@ def test_random_bits_go_raw_and_cost_no_more_than_themselves(codec: str) -> None
     old, new = (random_bits(rng, wc.TensorSpec("w", "BF16", (3 * BLOCK,))) for _ in range(2))
     data = round_trip(one(old), one(new), codec)
     assert len(data) < old.nbytes + 1000
-    reader = wc.PatchReader(BytesSource(data))
+    reader = PatchReader(BytesSource(data))
     stream = reader.coded(reader.rows[0]).streams["blocks"]
     assert stream[0] == RAW
 

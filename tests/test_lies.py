@@ -286,7 +286,7 @@ resource.setrlimit(resource.RLIMIT_AS, (size + {HEADROOM}, size + {HEADROOM}))
 target, *patches = map(Path, sys.argv[1:])
 for run in [lambda p=p: apply_in_place(p, target) for p in patches] or [lambda: resume(target)]:
     try:
-        kind, text = "accepted", str(run())
+        kind, text = "accepted", run().position
     except (weightcast.WeightcastError, MemoryError, LookupError) as error:
         kind, text = type(error).__name__, str(error)
     print(json.dumps([kind, text]), flush=True)
@@ -321,14 +321,14 @@ def test_joined_again_without_a_lie_it_is_accepted(world: World, codec: str) -> 
     rejoined = with_table(Parts.of(honest).joined(), Table.of(honest))
     assert world.read(rejoined).result == world.reached.position
     world.file.write_bytes(rejoined)
-    assert apply_in_place(world.file, world.target) == world.reached.position
+    assert apply_in_place(world.file, world.target).position == world.reached.position
     with Checkpoint(world.target) as weights:
         assert same_bits(weights, world.new)
 
 
 def test_honest_patch_without_a_base_is_accepted(world: World) -> None:
     world.file.write_bytes(Parts.of(world.anchor()).joined())
-    assert apply_in_place(world.file, world.target) == world.reached.position
+    assert apply_in_place(world.file, world.target).position == world.reached.position
 
 
 def test_block_written_by_hand_is_read(world: World) -> None:
@@ -634,13 +634,13 @@ def test_declared_table_size_is_another(world: World, by: int) -> None:
     world.refuses(with_meta(world.patch(), table=size + by), FormatError, "another size than stated")
 
 
-@pytest.mark.parametrize("size", [(1 << 26) + 1, 1 << 40, 1 << 100, -1])
+@pytest.mark.parametrize("size", [(1 << 24) + 1, 1 << 40, 1 << 100, -1])
 def test_declared_table_size_would_exhaust_memory(world: World, size: int) -> None:
     world.refuses(with_meta(world.patch(), table=size), FormatError, "over the limit")
 
 
 def test_table_at_its_limit_but_not_there(world: World) -> None:
-    kind, text = refused_in_bounds(world, with_meta(world.patch(), table=1 << 26))
+    kind, text = refused_in_bounds(world, with_meta(world.patch(), table=1 << 24))
     assert kind == "FormatError"
     assert "another size than stated" in text
 
@@ -658,7 +658,7 @@ def zeros_deflated(megabytes: int) -> bytes:
     return first + again * (megabytes - 1)
 
 
-@pytest.mark.parametrize("stated", [100, 1 << 26])
+@pytest.mark.parametrize("stated", [100, 1 << 24])
 def test_zip_bomb_table(world: World, stated: int) -> None:
     lie = with_meta(with_stream(world.patch(), TABLE, zeros_deflated(16 << 10)), table=stated)
     kind, text = refused_in_bounds(world, lie)
@@ -668,7 +668,7 @@ def test_zip_bomb_table(world: World, stated: int) -> None:
 
 def test_small_file_with_a_table_of_millions_of_numbers(world: World) -> None:
     honest = Table.of(world.patch()).raw()
-    lie = with_table(world.patch(), honest + bytes((1 << 26) - len(honest)))
+    lie = with_table(world.patch(), honest + bytes((1 << 24) - len(honest)))
     kind, text = refused_in_bounds(world, lie)
     assert kind == "FormatError"
     assert "goes on behind its last row" in text
@@ -843,7 +843,7 @@ def test_count_is_off_by_one(world: World, codec: str, by: int) -> None:
 
 
 def test_count_of_a_whole_tensor_is_off(world: World) -> None:
-    error = world.refuses(with_column(world.anchor(), "changed", 1, 299), FormatError, "streams change 300 elements")
+    error = world.refuses(with_column(world.anchor(), "changed", 1, 299), FormatError, "without a base changes less")
     assert error.tensor == "b"
 
 
@@ -1130,7 +1130,7 @@ def test_digest_lies(world: World, codec: str, row: int) -> None:
 def test_value_lies(world: World, row: int) -> None:
     name = "ab"[row]
     values = bytearray(Parts.of(world.patch("plain")).entries[f"{name}.values"].data)
-    values[0] ^= 1
+    values[0] ^= 64
     lie = with_stream(world.patch("plain"), f"{name}.values", bytes(values))
     assert world.refuses(lie, ResultError, "not lead to the tensor digest").tensor == name
 
@@ -1271,7 +1271,7 @@ def shards(world: World, tmp_path: Path) -> Shards:
 
 
 def test_honest_folder_is_accepted(shards: Shards, world: World) -> None:
-    assert apply_in_place(shards.patch, shards.folder) == world.reached.position
+    assert apply_in_place(shards.patch, shards.folder).position == world.reached.position
 
 
 @pytest.mark.parametrize("place", ["../x.safetensors", "/tmp/x.safetensors", "sub/x.safetensors", "..", ".", "./x"])

@@ -16,7 +16,7 @@ from cases import Bag, gaussian, moved, random_bits, same_bits, write_file, writ
 import weightcast as wc
 from weightcast.checkpoint import redo_path
 from weightcast.errors import BaseError, CheckpointError, InterruptedApplyError, ResultError, UsageError
-from weightcast.offline import apply_in_place, apply_to_copy, resume, write_patch
+from weightcast.offline import Applied, apply_in_place, apply_to_copy, resume, write_patch
 
 
 def model(size: int, seed: int = 0) -> tuple[Bag, Bag]:
@@ -67,11 +67,11 @@ shapes = pytest.mark.parametrize("sharded", [False, True], ids=["file", "folder"
 @pytest.mark.parametrize("codec", ["plain", "gap", "banded"])
 def test_in_place(tmp_path: Path, sharded: bool, codec: str) -> None:
     case = make_case(tmp_path, sharded, codec=codec)
-    position = apply_in_place(case.patch, case.target)
+    done = apply_in_place(case.patch, case.target)
     assert case.holds(case.new)
-    assert position == wc.fingerprint(case.new).position
+    assert done == Applied(wc.fingerprint(case.new).position, changed=True)
     assert not redo_path(case.target).exists()
-    assert apply_in_place(case.patch, case.target) == position  # again: nothing to do
+    assert apply_in_place(case.patch, case.target) == Applied(done.position, changed=False)
 
 
 @shapes
@@ -240,7 +240,7 @@ def test_resume_completes_what_was_interrupted_without_the_patch(tmp_path: Path)
         run_and_die(lambda: apply_in_place(case.patch, case.target), DieAt(n).install)
         n += 1
     case.patch.unlink()
-    assert resume(case.target) == wc.fingerprint(case.new).position
+    assert resume(case.target) == Applied(wc.fingerprint(case.new).position, changed=True)
     assert case.holds(case.new)
 
 
@@ -279,3 +279,57 @@ def test_two_writers_at_once_are_one_too_many(tmp_path: Path) -> None:
     assert case.holds(case.old)
     apply_in_place(case.patch, case.target)
     assert case.holds(case.new)
+
+
+def test_a_folder_and_a_file_in_it_are_the_same_weights(tmp_path: Path) -> None:
+    """An apply interrupted under one name is found under the other."""
+    case = make_case(tmp_path, sharded=False)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    inside = folder / "model.safetensors"
+    case.target.rename(inside)
+    for target, other in ((folder, inside), (inside, folder)):
+        apply_once = Case(target, case.patch, case.old, case.new)
+        n = 1
+        while not redo_path(target).exists():
+            run_and_die(lambda t=target: apply_in_place(case.patch, t), DieAt(n).install)
+            n += 1
+        for action in (lambda o=other: wc.Checkpoint(o), lambda o=other: apply_in_place(case.patch, o)):
+            with pytest.raises(InterruptedApplyError, match=f"--resume {target}`"):
+                action()
+        resume(target)
+        assert apply_once.holds(case.new)
+        with wc.Checkpoint(target, writable=True) as weights:
+            for spec in case.old.table:
+                weights.write(spec.name, case.old.read(spec.name))
+
+
+def test_a_copy_inside_its_original_is_refused(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=True)
+    with pytest.raises(UsageError, match="inside the target"):
+        apply_to_copy(case.patch, case.target, case.target / "copy")
+    assert not (case.target / "copy").exists()
+
+
+def test_a_copy_keeps_permissions_and_can_be_made_of_what_is_read_only(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=False)
+    case.target.chmod(0o400)
+    apply_to_copy(case.patch, case.target, tmp_path / "out")
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600
+
+
+def test_outputs_that_cannot_be_are_refused_before_any_work(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=False)
+    with pytest.raises(UsageError, match="folder does not exist"):
+        apply_to_copy(case.patch, case.target, tmp_path / "no" / "out")
+    for out in (tmp_path, tmp_path / "no" / "patch"):
+        with pytest.raises(UsageError, match="cannot be written there"):
+            write_patch(case.old, case.new, out)
+
+
+def test_errors_of_apply_name_the_target(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=False)
+    write_file(tmp_path / "other", model(3000, seed=1)[0])
+    with pytest.raises(BaseError) as error:
+        apply_in_place(case.patch, tmp_path / "other")
+    assert error.value.file == str(tmp_path / "other")

@@ -195,3 +195,52 @@ def test_what_cannot_be_overwritten_says_so(tmp_path: Path) -> None:
     frozen = wc.Arrays({"w": fixed})
     with pytest.raises(UsageError, match="read-only"):
         patch.apply(frozen, wc.fingerprint(weights))
+
+
+def test_a_target_that_is_not_what_was_said_of_it_is_refused() -> None:
+    small, large = one(np.zeros(10, np.uint16)), one(np.zeros(10**6, np.uint16))
+    patch = wc.diff(large, one(np.ones(10**6, np.uint16)))
+    with pytest.raises(UsageError, match="not the weights whose standing"):
+        patch.apply(small, wc.fingerprint(large))
+
+
+def test_a_read_only_array_is_found_before_any_is_overwritten() -> None:
+    first, second = np.zeros(10, np.float32), np.zeros(10, np.float32)
+    second.flags.writeable = False
+    target = wc.Arrays({"a": first, "b": second})
+    before = wc.Arrays({"a": np.zeros(10, np.float32), "b": np.zeros(10, np.float32)})
+    after = wc.Arrays({"a": np.ones(10, np.float32), "b": np.ones(10, np.float32)})
+    with pytest.raises(UsageError, match="read-only"):
+        wc.diff(before, after).apply(target, wc.fingerprint(before))
+    assert not first.any()
+
+
+def test_a_target_at_the_result_is_left_as_it_is() -> None:
+    rng = np.random.default_rng(7)
+    old = gaussian(rng, 100)
+    patch, target = wc.diff(one(old), one(moved(rng, old, 0.5))), one(old.copy())
+    reached = patch.apply(target, wc.fingerprint(target))
+    assert patch.apply(target, reached) == reached
+
+
+@pytest.mark.parametrize("codec", ["plain", "gap", "banded"])
+def test_encoding_against_weights_updated_in_place_is_refused(codec: str) -> None:
+    rng = np.random.default_rng(8)
+    old = gaussian(rng, 1000)
+    new = moved(rng, old, 0.8)
+    with pytest.raises(UsageError, match="not the base of this patch"):
+        wc.encode(wc.diff(one(old), one(new)), codec, old=one(new))
+    with pytest.raises(UsageError, match="another dtype or shape"):
+        wc.encode(wc.diff(one(old), one(new)), codec, old=one(old[:10].copy()))
+
+
+def test_strided_bits_are_refused() -> None:
+    bits = np.zeros(20, np.uint16)
+    strided = Bag({wc.TensorSpec("w", "BF16", (10,)): bits[::2]})
+    with pytest.raises(UsageError, match="contiguous"):
+        wc.diff(strided, strided, wc.fingerprint(one(bits[:10].copy())))
+
+
+def test_an_anchor_goes_only_through_plain() -> None:
+    with pytest.raises(UsageError, match="without a base"):
+        wc.encode(wc.anchor(one(np.empty(0, np.uint16))), "banded")

@@ -57,3 +57,27 @@ def test_stream_begins_only_a_few_items_ahead() -> None:
             time.sleep(0.001)
             with lock:
                 assert begun <= taken + 3
+
+
+def test_after_an_error_nothing_more_is_begun_and_nothing_still_runs() -> None:
+    begun, running = 0, 0
+
+    def fail_soon(i: int) -> None:
+        nonlocal begun, running
+        begun += 1
+        running += 1
+        try:
+            time.sleep(0.01)
+            if i == 1:
+                raise KeyError(i)
+        finally:
+            running -= 1
+
+    with Workers(3) as workers:
+        with pytest.raises(KeyError):
+            workers.map(fail_soon, range(50))
+        assert begun < 12
+        assert running == 0
+        with pytest.raises(KeyError):
+            list(workers.stream(fail_soon, range(50), large))
+        assert running == 0

@@ -12,7 +12,7 @@ True
 """
 
 from weightcast import errors
-from weightcast.bits import Arrays, TensorSpec, TensorTable, round_to
+from weightcast.bits import Arrays, TensorSpec, TensorTable, Weights, round_to
 from weightcast.checkpoint import Checkpoint
 from weightcast.detect import anchor, diff
 from weightcast.digest import Fingerprint, box_digest, fingerprint
@@ -20,7 +20,7 @@ from weightcast.errors import WeightcastError
 from weightcast.kernels.ready import warm_up
 from weightcast.offline import apply_in_place, apply_to_copy, write_patch
 from weightcast.patch import Patch, TensorPatch, advance, compose
-from weightcast.wire import PatchReader, decode, encode
+from weightcast.wire import decode, encode
 from weightcast.workers import Workers
 
 __version__ = "0.1.0"
@@ -30,11 +30,11 @@ __all__ = [
     "Checkpoint",
     "Fingerprint",
     "Patch",
-    "PatchReader",
     "TensorPatch",
     "TensorSpec",
     "TensorTable",
     "WeightcastError",
+    "Weights",
     "Workers",
     "advance",
     "anchor",

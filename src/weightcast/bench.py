@@ -98,6 +98,8 @@ def bench_codecs(trace: Path, thread_counts: tuple[int, ...], tell: Callable[[in
         _measure_others(other_bytes, patch, weights, after)
         weights = after
     tell(len(steps), len(steps))
+    if not changed:
+        raise CheckpointError("nothing changes in this trace", file=str(trace))
     return {
         "trace": trace.name,
         "steps": len(steps),

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.errors import UsageError, VersionError
+from weightcast.errors import UsageError, VersionError, about
 from weightcast.kernels import cpu
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
@@ -163,10 +163,16 @@ class TensorTable:
 def bits_of(array: npt.NDArray[Any]) -> Bits:
     """A contiguous array's own memory as flat unsigned integers; nothing is copied."""
     if not array.flags.c_contiguous:
-        raise UsageError("the array is not contiguous", hint="Pass numpy.ascontiguousarray(array).")
-    if array.dtype.hasobject or array.dtype.itemsize not in (1, 2, 4, 8):
-        raise UsageError(f"arrays of {array.dtype} have no bits to compare")
+        raise UsageError("the array is not contiguous", hint="Pass a contiguous copy, and keep it: patches go there.")
+    if array.dtype.hasobject or array.dtype.itemsize not in (1, 2, 4, 8) or not array.dtype.isnative:
+        raise UsageError(f"arrays of {array.dtype!r} have no bits to compare")
     return array.reshape(-1).view(f"<u{array.dtype.itemsize}")
+
+
+def refuse_other_bits(spec: TensorSpec, bits: Bits) -> None:
+    """`UsageError` unless ``bits`` can be this tensor's: kernels look at nothing but the first address and the size."""
+    if bits.dtype != spec.kind.word or bits.shape != (spec.elements,) or not bits.flags.c_contiguous:
+        raise UsageError(f"{spec.elements} contiguous {spec.kind.word} were expected", tensor=spec.name)
 
 
 def round_to(dtype: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -186,7 +192,7 @@ class Weights(Protocol):
     def table(self) -> TensorTable: ...
 
     def read(self, name: str) -> Bits:
-        """A tensor's bits, flat; callers do not write to them."""
+        """A tensor's bits, flat and contiguous; callers do not write to them."""
         ...
 
 
@@ -218,22 +224,33 @@ class Arrays:
     numpy has no bfloat16 of its own: pass bit patterns as ``uint16`` and name their dtype in ``dtypes``.
     """
 
-    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], dtypes: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        dtypes: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ):
+        """``aliases`` gives tied tensors their other names: alias to name."""
         dtypes = dtypes or {}
+        for name in dtypes.keys() - arrays.keys():
+            raise UsageError("a dtype is given for an array that is not there", tensor=name)
         specs = []
         for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                hint = "A torch tensor has .numpy(); view bfloat16 as uint16 first and name it in dtypes."
+                raise UsageError(f"a {type(array).__name__} is no numpy array", tensor=name, hint=hint)
             dtype = dtypes.get(name) or _NUMPY_DTYPES.get(array.dtype.name)
             if dtype is None or dtype_named(dtype).per_value != 8 * array.dtype.itemsize:
                 raise UsageError(f"an array of {array.dtype} is no {dtype or 'known dtype'}", tensor=name)
             specs.append(TensorSpec(name, dtype, array.shape))
-        self.table = TensorTable.of(specs)
-        self._bits = {name: bits_of(array) for name, array in arrays.items()}
+        self.table = TensorTable.of(specs, aliases)
+        self._bits = {}
+        for name, array in arrays.items():
+            with about(tensor=name):
+                self._bits[name] = bits_of(array)
 
     def read(self, name: str) -> Bits:
         return self._bits[name]
 
     def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
-        bits = self._bits[name]
-        if not bits.flags.writeable:
-            raise UsageError("the array is read-only", tensor=name, hint="Pass a copy of it.")
-        cpu.scatter(bits, indices, new)
+        cpu.scatter(self._bits[name], indices, new)

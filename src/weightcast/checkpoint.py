@@ -11,7 +11,7 @@ import numpy as np
 
 from weightcast.bits import Bits, TensorSpec, TensorTable
 from weightcast.container import MAX_HEADER, Container, FileSource, open_container, parse_json
-from weightcast.errors import CheckpointError, FormatError, InterruptedApplyError, UsageError
+from weightcast.errors import CheckpointError, FormatError, InterruptedApplyError, UsageError, about
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -26,15 +26,9 @@ def redo_path(target: Path) -> Path:
 class Checkpoint:
     """An open checkpoint. Tensors are read and written whole, into and from memory of the caller's."""
 
-    def __init__(self, path: Path, *, writable: bool = False, interrupted: bool = False):
+    def __init__(self, path: Path | str, *, writable: bool = False, interrupted: bool = False):
         """Open and check all headers; ``interrupted`` permits one that an apply has left half changed."""
-        self.path = path
-        if not interrupted and redo_path(path).exists():
-            raise InterruptedApplyError(
-                "an apply in place was interrupted here and the weights are half changed",
-                file=str(path),
-                hint=f"Finish it with `weightcast apply --resume {path}`.",
-            )
+        self.path = path = Path(path)
         with ExitStack() as opening:
             self._containers: dict[str, Container] = {}
             self._files: dict[str, FileSource] = {}
@@ -45,6 +39,8 @@ class Checkpoint:
                 container = open_container(source)
                 self._files[str(file)], self._containers[str(file)] = source, container
                 self._claim(str(file), container, expected)
+            others = set(self.files) if path.is_dir() else {path.parent}
+            _refuse_interrupted(others if interrupted else {path, *others})
             self.table = TensorTable.of(
                 TensorSpec(name, entry.dtype, entry.shape)
                 for container in self._containers.values()
@@ -100,6 +96,17 @@ class Checkpoint:
         self.close()
 
 
+def _refuse_interrupted(targets: set[Path]) -> None:
+    """A folder and a file in it are two names of the same weights: either may have been given to `apply`."""
+    for target in sorted(targets):
+        if redo_path(target).exists():
+            raise InterruptedApplyError(
+                "an apply in place was interrupted here and the weights are half changed",
+                file=str(target),
+                hint=f"Finish it with `weightcast apply --resume {target}`.",
+            )
+
+
 def _files_of(path: Path) -> dict[Path, set[str] | None]:
     """The files of a checkpoint, each with the tensors its index puts there, if it has an index."""
     if not path.is_dir():
@@ -126,10 +133,8 @@ def _read_index(path: Path) -> dict[str, set[str]]:
             raise FormatError(f"an index of {source.size} bytes is over the limit", file=str(path))
         raw = np.empty(source.size, np.uint8)
         source.read_into(raw.data, 0)
-    try:
+    with about(file=str(path)):
         index: Any = parse_json(raw.tobytes(), "index")
-    except FormatError as error:
-        raise error.about(file=str(path)) from None
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise FormatError("the index has no weight_map", file=str(path))

@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from weightcast.bits import dtype_named
-from weightcast.errors import CheckpointError, FormatError, VersionError, WeightcastError
+from weightcast.errors import CheckpointError, FormatError, WeightcastError, about
 
 MAX_HEADER = 100_000_000
 """The limit that safetensors' own readers have."""
 
 MAX_RANK = 64
 MAX_ELEMENTS = 1 << 48
-MAX_JSON_DEPTH = 64
 
 
 class Source(Protocol):
@@ -63,7 +62,9 @@ class FileSource:
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(self.fd)
-            raise CheckpointError("not a regular file", file=self.name)
+            folder = "A folder is no patch: in `apply PATCH TARGET` the patch comes first."
+            hint = folder if stat.S_ISDIR(status.st_mode) else None
+            raise CheckpointError("not a regular file", file=self.name, hint=hint)
         self.size = status.st_size
         if writable:
             self._lock()
@@ -138,10 +139,8 @@ class Container:
 
 def open_container(source: Source) -> Container:
     """Read and check a header; `FormatError` says which rule it breaks."""
-    try:
+    with about(file=source.name):
         return _open(source)
-    except FormatError as error:
-        raise error.about(file=source.name) from None
 
 
 def _open(source: Source) -> Container:
@@ -203,10 +202,8 @@ def _entry(name: str, fields: Any) -> Entry:
         raise FormatError("a shape is impossible", tensor=name)
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise FormatError("offsets are impossible", tensor=name)
-    try:
+    with about(tensor=name):
         bits = math.prod(shape) * dtype_named(fields["dtype"]).per_value
-    except VersionError as error:
-        raise error.about(tensor=name) from None
     if bits % 8 or offsets[1] - offsets[0] != bits // 8:
         raise FormatError("dtype, shape and offsets do not agree", tensor=name)
     return Entry(name, fields["dtype"], tuple(shape), *offsets)

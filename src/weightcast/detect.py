@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weightcast.bits import Bits, TensorSpec, TensorTable, Weights, elements_of
+from weightcast.bits import Bits, TensorSpec, TensorTable, Weights, elements_of, refuse_other_bits
 from weightcast.digest import MODULUS, Fingerprint, fingerprint
 from weightcast.errors import UsageError
 from weightcast.kernels import cpu
@@ -16,6 +16,8 @@ _SPAN = 1 << 20
 
 def diff_tensor(spec: TensorSpec, old: Bits, new: Bits, base_digest: int, workers: Workers = ONE) -> TensorPatch:
     """Compare two states of one tensor bit by bit; ``base_digest`` is the old one's."""
+    for bits in (old, new):
+        refuse_other_bits(spec, bits)
 
     def part(first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         before, after = old[first : first + _SPAN], new[first : first + _SPAN]

@@ -15,6 +15,9 @@ Each carries what it is about (`file`, `tensor`) and what to do next (`hint`), a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "BaseError",
     "CheckpointError",
@@ -25,6 +28,7 @@ __all__ = [
     "UsageError",
     "VersionError",
     "WeightcastError",
+    "about",
 ]
 
 
@@ -38,16 +42,21 @@ class WeightcastError(Exception):
         self.tensor = tensor
         self.hint = hint
 
-    def about(self, *, file: str | None = None, tensor: str | None = None) -> WeightcastError:
-        """The same error, with what the raiser could not know filled in."""
-        self.file = self.file or file
-        self.tensor = self.tensor or tensor
-        return self
-
     def __str__(self) -> str:
         where = [f"file {self.file}"] * bool(self.file) + [f"tensor {self.tensor}"] * bool(self.tensor)
         text = self.problem + (f" ({', '.join(where)})" if where else "")
         return f"{text}. {self.hint}" if self.hint else text
+
+
+@contextmanager
+def about(*, file: str | None = None, tensor: str | None = None) -> Iterator[None]:
+    """Errors raised in here say which file and tensor they are about, if they did not know."""
+    try:
+        yield
+    except WeightcastError as error:
+        error.file = error.file or file
+        error.tensor = error.tensor or tensor
+        raise
 
 
 class UsageError(WeightcastError, ValueError):

@@ -23,7 +23,7 @@ from weightcast.codec import CODECS, Coded
 from weightcast.container import FileSource
 from weightcast.detect import diff_tensor, refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digest, tensor_digests
-from weightcast.errors import CheckpointError, ResultError, UsageError
+from weightcast.errors import CheckpointError, ResultError, UsageError, about
 from weightcast.patch import ModelSize, TensorPatch, departure, prove_result, prove_tensor, refuse_other_tensor
 from weightcast.wire import PatchReader, PatchWriter, decode_tensors
 from weightcast.workers import ONE, Workers
@@ -48,9 +48,12 @@ class Written:
 
 
 def write_patch(
-    old: Weights, new: Weights, out: Path, codec: str, workers: Workers = ONE, report: Report = silent
+    old: Weights, new: Weights, out: Path | str, codec: str = "banded", workers: Workers = ONE, report: Report = silent
 ) -> Written:
     """Write the patch from ``old`` to ``new`` to ``out``, holding a few tensors at a time."""
+    out = Path(out)
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise UsageError("a patch cannot be written there", file=str(out), hint="Name a file in a folder that exists.")
     refuse_other_table(old.table, new.table)
     model = ModelSize.of(old.table)
     bases, results, changed, done = [], [], 0, 0
@@ -89,8 +92,8 @@ def standing_of(weights: Weights, workers: Workers = ONE, report: Report = silen
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name whole and durable, or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)  # left behind by a kill, or somebody's link to another file
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
     try:
         with partial.open("xb") as file:
             yield file
@@ -112,17 +115,30 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def apply_in_place(patch: Path, target: Path, workers: Workers = ONE, report: Report = silent) -> str:
-    """Bring ``target`` to the patch's result; returns that position.
+@dataclass(frozen=True)
+class Applied:
+    """Where a target stands after an apply, and whether anything had to be done for it."""
+
+    position: str
+    changed: bool
+
+
+def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE, report: Report = silent) -> Applied:
+    """Bring ``target`` to the patch's result.
 
     An interrupted apply is completed first. A target that stands at the result already is left as it is.
     """
-    resume(target, workers, report)
-    with FileSource(patch) as source, Checkpoint(target, writable=True) as weights:
+    target = Path(target)
+    with (
+        FileSource(Path(patch)) as source,
+        Checkpoint(target, writable=True, interrupted=True) as weights,
+        about(file=str(target)),
+    ):
         reader = PatchReader(source)
+        _resume(target, weights, workers, report)
         standing = standing_of(weights, workers, report)
         if standing.position == reader.header.result:
-            return standing.position
+            return Applied(standing.position, changed=False)
         start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows})
         redo = redo_path(target)
         with PatchWriter("plain", redo.parent) as writer, replacing(redo) as file:
@@ -131,68 +147,102 @@ def apply_in_place(patch: Path, target: Path, workers: Workers = ONE, report: Re
             writer.finish(file, reader.header.base, reader.header.result, reader.header.model)
         _overwrite(redo, weights, report)
         _forget(redo)
-    return reader.header.result
+    return Applied(reader.header.result, changed=True)
 
 
-def resume(target: Path, workers: Workers = ONE, report: Report = silent) -> str | None:
-    """Complete an interrupted apply; returns the position it led to, or None where there was none."""
+def resume(target: Path | str, workers: Workers = ONE, report: Report = silent) -> Applied | None:
+    """Complete an interrupted apply; None where there was none."""
+    target = Path(target)
+    with Checkpoint(target, writable=True, interrupted=True) as weights:
+        position = _resume(target, weights, workers, report)
+    return Applied(position, changed=True) if position else None
+
+
+def _resume(target: Path, weights: Checkpoint, workers: Workers, report: Report) -> str | None:
+    """Under the lock that ``weights`` hold: replay the redo file, if there is one, and prove where it led."""
     redo = redo_path(target)
-    redo.with_name(redo.name + ".partial").unlink(missing_ok=True)
+    for abandoned in redo.parent.glob(f"{redo.name}.*.partial"):
+        abandoned.unlink()
     if not redo.exists():
         return None
     with FileSource(redo) as source:
         expected = PatchReader(source).header.result
-    with Checkpoint(target, writable=True, interrupted=True) as weights:
-        _overwrite(redo, weights, report)
-        found = standing_of(weights, workers, report).position
-        if found != expected:
-            raise ResultError(
-                "replaying the interrupted apply does not lead to its result: the target was changed by something else",
-                expected=expected,
-                found=found,
-                hint=f"Restore the target from a good copy and delete {redo}.",
-            )
-        _forget(redo)
+    _overwrite(redo, weights, report)
+    found = standing_of(weights, workers, report).position
+    if found != expected:
+        raise ResultError(
+            "replaying the interrupted apply does not lead to its result: the target was changed by something else",
+            expected=expected,
+            found=found,
+            hint=f"Restore the target from a good copy and delete {redo}.",
+        )
+    _forget(redo)
     return expected
 
 
-def apply_to_copy(patch: Path, target: Path, out: Path, workers: Workers = ONE, report: Report = silent) -> str:
-    """Write ``target`` with the patch applied to ``out``; returns its position. ``target`` stays as it is."""
-    if out.exists() or out.is_symlink():
-        raise UsageError("the output exists already", file=str(out), hint="Name another, or remove it.")
+def apply_to_copy(
+    patch: Path | str, target: Path | str, out: Path | str, workers: Workers = ONE, report: Report = silent
+) -> Applied:
+    """Write ``target`` with the patch applied to ``out``; ``target`` stays as it is."""
+    target, out = Path(target), Path(out)
+    refuse_output(out)
+    if target.resolve() in out.resolve().parents:
+        raise UsageError("the output would lie inside the target", file=str(out), hint="Name a place outside of it.")
     parent = out.absolute().parent
     with (
-        FileSource(patch) as source,
+        FileSource(Path(patch)) as source,
         Checkpoint(target) as weights,
         tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=parent) as workshop,
+        about(file=str(target)),
     ):
         reader = PatchReader(source)
         standing = standing_of(weights, workers, report)
+        needed = standing.position != reader.header.result
+        start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows}) if needed else None
         copied = _copy(target, Path(workshop) / out.name)
-        if standing.position != reader.header.result:
-            start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows})
+        if start:
             with Checkpoint(copied, writable=True) as copy:
                 for tensor in _proven(reader, weights, start, workers, report):
                     bits = weights.read(tensor.spec.name)
                     tensor.scatter(bits)
                     copy.write(tensor.spec.name, bits)
-                copy.sync()
+        _sync_tree(copied)
         copied.rename(out)
         sync_folder(parent)
-    return reader.header.result
+    return Applied(reader.header.result, changed=needed)
+
+
+def refuse_output(out: Path) -> None:
+    """`UsageError` if ``out`` is there already, or cannot be there, before any work is done for it."""
+    if out.exists() or out.is_symlink():
+        raise UsageError("the output exists already", file=str(out), hint="Name another, or remove it.")
+    if not out.absolute().parent.is_dir():
+        raise UsageError("the output's folder does not exist", file=str(out), hint="Make it first.")
 
 
 def _copy(target: Path, out: Path) -> Path:
-    """Contents only: what could not be written there can be here."""
+    """A copy that can be written to, whatever could be done to the original."""
     try:
         if target.is_dir():
-            shutil.copytree(target, out, symlinks=True, copy_function=shutil.copyfile)
-            out.chmod(out.stat().st_mode | stat.S_IRWXU)
+            shutil.copytree(target, out, symlinks=True, copy_function=shutil.copy)
         else:
-            shutil.copyfile(target, out)
+            shutil.copy(target, out)
+        for path in (out, *out.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | (stat.S_IRWXU if path.is_dir() else stat.S_IWUSR))
     except (OSError, shutil.Error) as error:
         raise CheckpointError(f"cannot copy the target: {error}", file=str(target)) from error
     return out
+
+
+def _sync_tree(top: Path) -> None:
+    for path in (top, *top.rglob("*")):
+        if not path.is_symlink():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def _proven(

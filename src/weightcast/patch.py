@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.bits import Bits, Target, TensorSpec, TensorTable
+from weightcast.bits import Bits, Target, TensorSpec, TensorTable, refuse_other_bits
 from weightcast.digest import MODULUS, Fingerprint, tensor_digest
 from weightcast.errors import BaseError, ResultError, UsageError
 from weightcast.kernels import cpu
@@ -84,11 +84,24 @@ class Patch:
         return tuple(tensor for tensor in self.tensors if tensor.spec.name in names)
 
     def apply(self, target: Target, standing: Fingerprint) -> Fingerprint:
-        """Prove, then overwrite the ``target``, which stands at ``standing``; returns where it stands now."""
+        """Prove, then overwrite the ``target``; returns where it stands now.
+
+        ``standing`` is where it stands before, as the caller knows it: from `fingerprint`, or from the last `apply`.
+        A target at the result already is left as it is.
+        """
         if not isinstance(target, Target):
             hint = "For checkpoints on disk there is apply_in_place."
             raise UsageError(f"a {type(target).__name__} cannot be overwritten in memory", hint=hint)
+        if target.table != standing.table:
+            raise UsageError("the target is not the weights whose standing was given")
+        if standing.position == self.result:
+            return standing
         reached = advance(standing, self)
+        for tensor in self.tensors:
+            bits = target.read(tensor.spec.name)
+            refuse_other_bits(tensor.spec, bits)
+            if not bits.flags.writeable:
+                raise UsageError("the array is read-only", tensor=tensor.spec.name, hint="Pass a copy of it.")
         for tensor in self.tensors:
             target.overwrite(tensor.spec.name, tensor.indices, tensor.new)
         return reached

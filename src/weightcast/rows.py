@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from weightcast.bits import DTYPES, TensorSpec
-from weightcast.container import MAX_ELEMENTS, MAX_RANK
+from weightcast.container import MAX_ELEMENTS
 from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.kernels.bands import BLOCK
 
-MAX_TABLE = 1 << 26
+MAX_ROWS = 1 << 18
+MAX_TABLE = 1 << 24
 """Bytes of a table before compression, and of all its names together."""
 
 MAX_NAME = 4096
+MAX_DIMENSIONS = 16
 
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 _DTYPE_NAMES = tuple(DTYPES)
@@ -40,7 +42,7 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
     names, before, total = bytearray(), b"", 0
     for row in rows:
         name = row.spec.name.encode()
-        if len(name) > MAX_NAME or len(row.spec.shape) > MAX_RANK or math.prod(row.spec.shape) > MAX_ELEMENTS:
+        if len(name) > MAX_NAME or len(row.spec.shape) > MAX_DIMENSIONS or math.prod(row.spec.shape) > MAX_ELEMENTS:
             raise UsageError("the tensor's name or shape is over the format's limits", tensor=row.spec.name[:80])
         total += len(name)
         shared = _shared_prefix(before, name)
@@ -56,10 +58,8 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
         + [length for row in rows for _, length in row.blocks]
     )
     table = bytes(names) + numbers
-    if max(len(table), total) > MAX_TABLE:
-        raise UsageError(
-            f"the names and shapes of {len(rows)} tensors are over the format's limit of {MAX_TABLE} bytes"
-        )
+    if max(len(table), total) > MAX_TABLE or len(rows) > MAX_ROWS:
+        raise UsageError(f"{len(rows)} tensors with their names and shapes are over the format's limits")
     return zlib.compress(table, 9), len(table)
 
 
@@ -70,12 +70,14 @@ def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: i
     """
     if not 0 <= size <= MAX_TABLE:
         raise FormatError(f"the table says it has {size} bytes, over the limit of {MAX_TABLE}")
+    if len(digests) > MAX_ROWS:
+        raise FormatError(f"the table says it has {len(digests)} rows, over the limit of {MAX_ROWS}")
     table = _inflate(packed, size)
     names, at = _names(table, len(digests))
-    numbers = _Numbers(table[at:], len(digests) * (4 + MAX_RANK) + 2 * (block_bytes or 0))
+    numbers = _Numbers(table[at:], len(digests) * (4 + MAX_DIMENSIONS) + 2 * (block_bytes or 0))
     dtypes = [_dtype_name(code) for code in numbers.take(len(digests))]
     ranks = numbers.take(len(digests))
-    if any(rank > MAX_RANK for rank in ranks):
+    if any(rank > MAX_DIMENSIONS for rank in ranks):
         raise FormatError("a shape has too many dimensions")
     shapes = [tuple(numbers.take(rank)) for rank in ranks]
     changed = numbers.take(len(digests))

@@ -15,10 +15,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from weightcast.bits import Bits, TensorSpec, Weights
+from weightcast.bits import Bits, TensorSpec, Weights, refuse_other_bits
 from weightcast.codec import CODECS, Coded
 from weightcast.container import BytesSource, Container, Entry, Source, header_bytes, open_container, parse_json
-from weightcast.errors import FormatError, UsageError, VersionError
+from weightcast.errors import FormatError, UsageError, VersionError, about
+from weightcast.kernels import cpu
 from weightcast.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
 from weightcast.rows import Row, pack_rows, unpack_rows
 from weightcast.workers import ONE, Workers
@@ -26,8 +27,6 @@ from weightcast.workers import ONE, Workers
 FORMAT = 1
 METADATA_KEY = "weightcast"
 DIGESTS, BLOCKS, TABLE = "weightcast.digests", "weightcast.blocks", "weightcast.table"
-
-_IN_MEMORY = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class PatchHeader:
 
 
 class PatchWriter:
-    """Collects coded tensors in table order, on disk where they get large, then writes the file in one go."""
+    """Collects coded tensors in table order, in memory or in a folder, then writes the file in one go."""
 
     def __init__(self, codec: str, spool_folder: Path | None = None):
         if codec not in CODECS:
@@ -54,10 +53,8 @@ class PatchWriter:
         self._entries: dict[int, list[tuple[str, str, tuple[int, ...], int]]] = {8: [], 4: [], 2: [], 1: []}
         self._block_bytes = 0
         with ExitStack() as opening:
-            folder = str(spool_folder) if spool_folder else None
-            self._spools = {
-                size: opening.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=folder))
-                for size in self._entries
+            self._spools: dict[int, IO[bytes]] = {
+                size: opening.enter_context(_spool(spool_folder)) for size in self._entries
             }
             self._close = opening.pop_all().close
 
@@ -84,6 +81,8 @@ class PatchWriter:
 
     def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
         """Write the whole file to ``out``; returns its size."""
+        if base is None and self.codec.name != "plain":
+            raise UsageError(f"a patch without a base cannot be coded with {self.codec.name}", hint='Use "plain".')
         digests = np.array([row.digest for row in self._rows], "<u8")
         self._append(DIGESTS, "U64", (len(self._rows),), 8, digests)
         if self.codec.name != "plain":
@@ -113,6 +112,10 @@ class PatchWriter:
         return len(header) + at
 
 
+def _spool(folder: Path | None) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO()
+
+
 def _plain_type(stream: str, coded: Coded, data: np.ndarray) -> tuple[str, tuple[int, ...]]:
     if stream == "indices":
         return ("I32" if data.itemsize == 4 else "I64"), (data.size,)
@@ -132,12 +135,27 @@ def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, work
     with PatchWriter(codec) as writer:
 
         def one(tensor: TensorPatch) -> Coded:
-            return writer.codec.encode(tensor, old.read(tensor.spec.name) if old else None, workers)
+            before = base_bits(tensor, old) if old else None
+            return writer.codec.encode(tensor, before, workers)
 
         for coded in workers.stream(one, patch.tensors, lambda tensor: tensor.spec.elements):
             writer.add(coded)
         writer.finish(out, patch.base, patch.result, patch.model)
     return out.getvalue()
+
+
+def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
+    """The tensor in ``old``; `UsageError` unless it is what the patch begins from, as far as the patch can tell."""
+    refuse_other_tensor(old.table, tensor.spec)
+    bits = old.read(tensor.spec.name)
+    refuse_other_bits(tensor.spec, bits)
+    if tensor.old is not None:
+        there = np.empty_like(tensor.old)
+        cpu.gather(bits, tensor.indices, 0, there)
+        if not np.array_equal(there, tensor.old):
+            hint = "Was it updated in place? Pass the weights as they were before the change."
+            raise UsageError("`old` is not the base of this patch", tensor=tensor.spec.name, hint=hint)
+    return bits
 
 
 # -- read ------------------------------------------------------------------------------------------------------------
@@ -149,13 +167,11 @@ class PatchReader:
     def __init__(self, source: Source):
         self._container = open_container(source)
         self.nbytes = source.size
-        try:
+        with about(file=source.name):
             meta = _meta(self._container)
             self.header = _header(meta)
             self.rows = self._read_rows(meta)
             self._streams = dict(self._place_streams())
-        except FormatError as error:
-            raise error.about(file=source.name) from None
 
     @property
     def overhead(self) -> int:
@@ -177,14 +193,12 @@ class PatchReader:
 
     def decode(self, row: Row, old: Bits | None, workers: Workers = ONE) -> TensorPatch:
         """One tensor's patch, checked against the ``old`` tensor's size and the table's count."""
-        if old is not None and old.size != row.spec.elements:
-            raise UsageError(f"the old tensor has {old.size} elements, not {row.spec.elements}", tensor=row.spec.name)
-        try:
+        if old is not None:
+            refuse_other_bits(row.spec, old)
+        with about(file=self._container.source.name, tensor=row.spec.name):
             patch = CODECS[self.header.codec].decode(self.coded(row), old, workers)
             if patch.changed != row.changed:
                 raise FormatError(f"the streams change {patch.changed} elements, the table says {row.changed}")
-        except FormatError as error:
-            raise error.about(file=self._container.source.name, tensor=row.spec.name) from None
         return patch
 
     def _entry(self, name: str) -> Entry:
@@ -275,6 +289,8 @@ def _is_digest(value: Any) -> bool:
 
 def _check_plain(row: Row, streams: dict[str, Entry], whole: bool) -> None:
     spec, values = row.spec, streams["values"]
+    if whole and row.changed != spec.elements:
+        raise FormatError("a patch without a base changes less than all of a tensor", tensor=spec.name)
     if "indices" not in streams:
         good = (values.dtype, values.shape) == (spec.dtype, spec.shape)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,18 +29,27 @@ class Workers:
             return [function(item) for item in items]
         turns = iter(range(len(items)))  # next() on it is atomic
         results: dict[int, R] = {}
+        failed = False
 
         def work() -> None:
-            for i in turns:
-                results[i] = function(items[i])
+            nonlocal failed
+            try:
+                for i in turns:
+                    if failed:
+                        return
+                    results[i] = function(items[i])
+            except BaseException:
+                failed = True
+                raise
 
         helpers = [self._pool.submit(work) for _ in range(min(self.threads, len(items)) - 1)]
         try:
             work()
         finally:
-            for helper in helpers:
-                if not helper.cancel():
-                    helper.result()
+            begun = [helper for helper in helpers if not helper.cancel()]
+            wait(begun)
+        for helper in begun:
+            helper.result()
         return [results[i] for i in range(len(items))]
 
     def stream(self, function: Callable[[T], R], items: Iterable[T], elements: Callable[[T], int]) -> Iterator[R]:
@@ -65,8 +74,7 @@ class Workers:
             while ahead:
                 yield ahead.popleft().result()
         finally:
-            for future in ahead:
-                future.cancel()
+            wait([future for future in ahead if not future.cancel()])
 
     def close(self) -> None:
         if self._pool is not None:

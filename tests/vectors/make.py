@@ -243,6 +243,8 @@ def good_cases() -> Iterator[tuple[str, str, Tensors, Tensors]]:
         yield from ((f"{codec}-{name}", codec, old, new) for codec in CODECS)
     yield "banded-many-bands", "banded", *many_bands()
     yield "banded-two-blocks", "banded", *long_tensor(range(1000, BLOCK + 500, 3001))
+    control = "\x00\b\t\n\v\f\r\x1f !\x7f\x80\u2028"
+    yield "gap-control-characters", "gap", {control: vector("U8", [1, 2])}, {control: vector("U8", [1, 3])}
     yield "gap-block-left-out", "gap", *long_tensor(range(BLOCK + 3, BLOCK + 500, 70))
 
 
@@ -656,6 +658,8 @@ def broken_streams(good: Good) -> Iterator[tuple[str, bytes]]:
     yield "index-twice", indexed([3, 9, 9])
     yield "indices-of-another-dtype", indexed([3, 9, 10], "U32")
     values = plain.entries["half.values"][2]
+    still = base_weights()[0]["half"].bits[3].to_bytes(2, "little")
+    yield "element-that-does-not-change", plain.listing("half.values", "BF16", still + values[2:]).bytes()
     yield "more-values-than-indices", plain.listing("half.values", "BF16", values + bytes(2)).bytes()
     yield "fewer-values-than-indices", plain.listing("half.values", "BF16", values[:-2]).bytes()
     yield "values-of-another-dtype", plain.listing("half.values", "F16", values).bytes()

@@ -28,9 +28,10 @@ def apply(
             raise UsageError("apply takes PATCH and TARGET, or --resume and TARGET")
         target = paths[-1]
         if resuming:
-            position = resume(target, workers, report)
+            done = resume(target, workers, report)
         elif output:
-            position = apply_to_copy(paths[0], target, output, workers, report)
+            done = apply_to_copy(paths[0], target, output, workers, report)
         else:
-            position = apply_in_place(paths[0], target, workers, report)
-        facts({"target": str(output or target), "position": position or "nothing was interrupted"}, as_json)
+            done = apply_in_place(paths[0], target, workers, report)
+        changed = done is not None and done.changed
+        facts({"target": str(output or target), "position": done and done.position, "changed": changed}, as_json)

@@ -43,10 +43,11 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads t
 
 
 @contextmanager
-def working(threads: int | None, as_json: bool) -> Iterator[tuple[Workers, Report]]:
-    """Threads and progress bars for one verb; errors become one line and an exit code."""
+def working(threads: int | None, as_json: bool, kernels: bool = True) -> Iterator[tuple[Workers, Report]]:
+    """Threads, kernels and progress bars for one verb; errors become one line and an exit code."""
     try:
-        prepare_kernels()
+        if kernels:
+            prepare_kernels()
         bars = Progress(
             TextColumn("{task.description:>8}"),
             BarColumn(),
@@ -88,6 +89,12 @@ def fail(error: Exception, as_json: bool) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def facts(values: dict[str, Any], as_json: bool) -> None:
     """Name and value, one per line, or one JSON object."""
     if as_json:
@@ -95,6 +102,6 @@ def facts(values: dict[str, Any], as_json: bool) -> None:
         return
     width = max(len(name) for name in values)
     for name, value in values.items():
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+        shown = _shown(value)
         # Text, not markup: names and paths are from outside.
         out.print(Text.assemble((f"{name:>{width}}", "dim"), "  ", shown), soft_wrap=True)

@@ -28,4 +28,6 @@ def digest(
             "bytes": table.nbytes,
         }
         each = {spec.name: f"{value:016x}" for spec, value in zip(table, standing.digests, strict=True)}
-        facts(values | ({"digests": each} if as_json else each) if tensors else values, as_json)
+        facts(values | {"digests": each} if tensors and as_json else values, as_json)
+        if tensors and each and not as_json:
+            facts(each, as_json=False)

@@ -18,12 +18,14 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a patch says of itself; needs no weights."""
-    with working(1, as_json), FileSource(patch) as source:
+    with working(1, as_json, kernels=False), FileSource(patch) as source:
         summary, tensors = describe(PatchReader(source))
     if as_json:
         typer.echo(json.dumps(summary | {"tensors": tensors}))
         return
     facts(summary, as_json=False)
+    if not tensors:
+        return
     table = Table(box=None, header_style="dim")
     table.add_column("tensor")
     for column in ("dtype", "shape", "changed", "density", "bytes", "bits/change"):

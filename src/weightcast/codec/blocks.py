@@ -51,7 +51,7 @@ def encode(patch: TensorPatch, old: Bits | None, banded: bool, workers: Workers)
     if patch.old is None:
         raise UsageError("only `plain` can carry a patch whose old bits are not known", tensor=spec.name)
     if banded and old is None:
-        raise UsageError("`banded` needs the whole old tensor", tensor=spec.name, hint="Use `gap`.")
+        raise UsageError("`banded` needs the whole old tensor", tensor=spec.name, hint="Pass `old`, or use `gap`.")
     was, now, dtype = patch.old, patch.new, traits(spec.kind)
     span = _BLOCKS_PER_TASK * BLOCK
     can_be_raw = old is not None or patch.changed == spec.elements
@@ -64,7 +64,8 @@ def encode(patch: TensorPatch, old: Bits | None, banded: bool, workers: Workers)
             return [], np.empty(0, np.uint8)
         keys = _keys_of(old[first : first + size], dtype) if banded and old is not None else _ONE_BAND[:size]
         before, after = was[low:high].astype(np.uint64), now[low:high].astype(np.uint64)
-        # Gaps sum up to no more than the elements, so they take under 4 bits each; a distance at most 88 bits.
+        # Gaps sum up to no more than the elements: under 4 bits per element. A change takes at most 88 bits for its
+        # distance and 4 for its direction and its place in the far set.
         out = np.empty(size // 2 + 12 * (high - low) + 4096, np.uint8)
         lengths = np.empty(-(-size // BLOCK), np.int64)
         mine = patch.indices[low:high]
@@ -142,10 +143,7 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
         first = run.first * BLOCK
         mine = old[first : min((run.last + 1) * BLOCK, old.size)]
         data = stream[run.begin : run.begin + sum(run.lengths)]
-        try:
-            return _read_raw(data, mine, first) if run.raw else _read_coded(data, run.lengths, mine, first, dtype)
-        except FormatError as error:
-            raise error.about(tensor=spec.name) from None
+        return _read_raw(data, mine, first) if run.raw else _read_coded(data, run.lengths, mine, first, dtype)
 
     empty = np.empty(0, np.int64), np.empty(0, old.dtype), np.empty(0, old.dtype)
     done = workers.map(task, _runs(coded, stream)) or [empty]

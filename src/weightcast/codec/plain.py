@@ -6,7 +6,7 @@ import numpy as np
 
 from weightcast.bits import Bits
 from weightcast.codec.coded import Codec, Coded
-from weightcast.errors import FormatError
+from weightcast.errors import FormatError, UsageError
 from weightcast.kernels import cpu
 from weightcast.patch import TensorPatch
 from weightcast.workers import Workers
@@ -39,7 +39,12 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
         if old is not None:
             was = np.empty(indices.size, old.dtype)
             cpu.gather(old, indices, 0, was)
+            if (was == values).any():
+                raise FormatError("an element is listed that does not change", tensor=spec.name)
     elif old is None:
+        if coded.changed != spec.elements:
+            hint = "Pass the weights it was made from as `old`."
+            raise UsageError("only the old weights tell what changed here", tensor=spec.name, hint=hint)
         indices, was = np.arange(spec.elements, dtype=np.int64), None
     else:
         indices, was, now = np.empty(spec.elements, np.int64), np.empty_like(old), np.empty_like(old)
