@@ -107,7 +107,7 @@ def main() -> None:
             sizes = [f"{len(data) // 1000} kB" for data in files.values()]
             changed, ratio = f"{patch.changed / trainer.table.elements:.2%}", f"1 : {full / len(files['banded']):.0f}"
             table.add_row(str(step), f"{loss:.3f}", changed, *sizes, ratio, proven[:8], "bit-equal")
-    console.print(f"Trainer and follower both stand at {proven}.")
+    console.print(f"\nTrainer and follower both stand at {proven}.", soft_wrap=True)
 
 
 def prove_equal(trainer: wc.Arrays, follower: wc.Arrays) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from cases import Bag, gaussian, moved, random_bits, same_bits
-from test_lies import BLOCKS, DIGESTS, TABLE, Parts, Stream, Table, opened, sealed, varint
+from surgery import BLOCKS, DIGESTS, TABLE, Parts, Stream, Table, opened, sealed, varint
 
 from weightcast import Fingerprint, TensorSpec, advance, anchor, decode, diff, encode, fingerprint, warm_up
 from weightcast.errors import WeightcastError

@@ -139,38 +139,22 @@ def decode_places(data, offsets, keys, first, places, counts, resume):
 
 
 @kernel
-def _read_subset(data, at, end, parameter, inverted, total, chosen):
-    """Flags of a subset of 0..total-1; returns the next bit or an error."""
-    chosen[:total] = inverted
-    last = np.int64(-1)
-    while True:
-        gap, at = get_rice(data, at, parameter, RANK_BITS)
-        if at > end:
-            return np.int64(ENDED)
-        last += np.int64(gap) + 1
-        if last >= total:
-            return at if last == total else np.int64(RANK)
-        chosen[last] = not inverted
-
-
-@kernel
-def _read_far(data, at, end, old, exponent, order, start, bands, parameter, inverted, width, distance):
+def _read_far(data, at, end, exponent, order, start, bands, parameter, inverted, width, ranks, distance):
     """Distances above one ULP, by band; returns the next bit or an error."""
-    n = old.size
-    far = np.zeros(n, np.bool_)
-    far_order = np.empty(n, np.int64)
+    far_order = np.empty(order.size, np.int64)
     fars = 0
     for b in range(bands):
         if parameter[2 * b + 1] == NOTHING:
             continue
         size = start[b + 1] - start[b]
-        at = _read_subset(data, at, end, parameter[2 * b + 1], inverted[2 * b + 1], size, far)
+        at = _read_ranks(data, at, end, parameter[2 * b + 1], size, ranks)
         if at < 0:
             return at
         for i in range(size):
-            if far[i]:
+            if (ranks[i >> 3] >> (i & 7)) & 1 != inverted[2 * b + 1]:
                 far_order[fars] = order[start[b] + i]
                 fars += 1
+        ranks[: (size >> 3) + 1] = 0
     if fars == 0:
         return at
     if at + 1 + REACH_BITS > end:
@@ -196,6 +180,7 @@ def decode_steps(data, offsets, keys, first, places, counts, resume, old, dtype,
     mask = (_U1 << np.uint64(width - 1)) | ((_U1 << np.uint64(width - 1)) - _U1)
     uppers, parameter = np.empty(MAX_BANDS, np.int64), np.empty(2 * MAX_BANDS, np.int64)
     inverted = np.zeros(2 * MAX_BANDS, np.bool_)
+    ranks = np.zeros(BLOCK // 8 + 16, np.uint8)
     used = 0
     for block in range(counts.size):
         n, end = counts[block], 8 * offsets[block + 1]
@@ -214,7 +199,7 @@ def decode_steps(data, offsets, keys, first, places, counts, resume, old, dtype,
         ups = resume[block]
         if ups + n > end:
             return np.int64(ENDED)
-        at = _read_far(data, ups + n, end, before, exponent, order, start, bands, parameter, inverted, width, distance)
+        at = _read_far(data, ups + n, end, exponent, order, start, bands, parameter, inverted, width, ranks, distance)
         if at < 0:
             return at
         if at + 7 < end or at > end or get_wide(data, at, end - at) != _U0:
