@@ -11,7 +11,7 @@ from weightcast.bits import Bits, Dtype
 from weightcast.codec.coded import Coded
 from weightcast.errors import FormatError, UsageError
 from weightcast.kernels import cpu, reader, writer
-from weightcast.kernels.bands import BLOCK
+from weightcast.kernels.bands import BLOCK, Traits
 from weightcast.kernels.bitio import SLACK
 from weightcast.kernels.lanes import LANES
 from weightcast.patch import TensorPatch
@@ -37,12 +37,12 @@ _PROBLEMS = {
 }
 
 
-def traits(dtype: Dtype) -> tuple[int, np.uint64, np.uint64, int, bool]:
-    """What kernels need to know of a dtype: width, then mask, shift and bias of the band key, then its ordering."""
+def traits(dtype: Dtype) -> Traits:
+    """A dtype as kernels know it."""
     if dtype.mantissa is None:
-        return dtype.width, np.uint64(0), np.uint64(0), 0, False
-    magnitude = (1 << (dtype.width - 1)) - 1
-    return dtype.width, np.uint64(magnitude), np.uint64(dtype.mantissa), 896 if dtype.width == 64 else 0, True
+        return Traits(dtype.width, np.uint64(0), np.uint64(0), 0, False)
+    magnitude = np.uint64((1 << (dtype.width - 1)) - 1)
+    return Traits(dtype.width, magnitude, np.uint64(dtype.mantissa), 896 if dtype.width == 64 else 0, True)
 
 
 def encode(patch: TensorPatch, old: Bits | None, banded: bool, workers: Workers) -> Coded:
@@ -82,9 +82,9 @@ def encode(patch: TensorPatch, old: Bits | None, banded: bool, workers: Workers)
     return Coded(spec, patch.changed, patch.digest, {"blocks": stream}, sizes)
 
 
-def _keys_of(old: Bits, dtype: tuple[int, np.uint64, np.uint64, int, bool]) -> Bytes:
+def _keys_of(old: Bits, dtype: Traits) -> Bytes:
     keys = np.empty(old.size + LANES, np.uint8)[: old.size]  # kernels read whole words
-    cpu.band_keys(old, dtype[1], dtype[2], dtype[3], keys)
+    cpu.band_keys(old, dtype.magnitude, dtype.shift, dtype.bias, keys)
     return keys
 
 
@@ -152,7 +152,7 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
 
 
 def _read_coded(
-    data: Bytes, lengths: tuple[int, ...], old: Bits, first: int, dtype: tuple[int, np.uint64, np.uint64, int, bool]
+    data: Bytes, lengths: tuple[int, ...], old: Bits, first: int, dtype: Traits
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     bands = data[offsets[:-1][np.diff(offsets) > 0]]

@@ -7,6 +7,8 @@ over words of 64 elements: a vector compare gives a band's members as a mask, a 
 Elements arrive here widened to 64 bits, so that one compilation serves all dtypes.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from weightcast.kernels.bitio import MAX_RICE
@@ -29,6 +31,16 @@ BAND_COST = 22.0
 """Bits that one more band costs in header and closing gaps: two neighbours merge where apart they save less."""
 
 _U0, _U1 = np.uint64(0), np.uint64(1)
+
+
+class Traits(NamedTuple):
+    """What kernels know of a dtype: ``magnitude``, ``shift`` and ``bias`` make the band key of its bits (SPEC 6.1)."""
+
+    width: int
+    magnitude: np.uint64
+    shift: np.uint64
+    bias: int
+    signed_magnitude: bool
 
 
 @kernel

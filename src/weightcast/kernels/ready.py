@@ -5,10 +5,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from weightcast.kernels import cpu, reader, writer
+from weightcast.kernels.bands import Traits
 from weightcast.kernels.compile import expecting_compilation
 
 WIDTHS = (8, 16, 32, 64)
-_TRAITS = (16, np.uint64(0x7FFF), np.uint64(7), 0, True)
+_BF16 = Traits(16, np.uint64(0x7FFF), np.uint64(7), 0, True)
 
 
 def warm_up(widths: Iterable[int] = WIDTHS) -> None:
@@ -23,7 +24,7 @@ def _warm_width(word: np.dtype) -> None:
     old, new = np.zeros(65, word), np.ones(65, word)
     indices, was, now = np.empty(65, np.int64), np.empty_like(old), np.empty_like(new)
     cpu.changes(old, new, 0, indices, was, now)
-    cpu.band_keys(old, _TRAITS[1], _TRAITS[2], _TRAITS[3], np.empty(128, np.uint8)[:65])
+    cpu.band_keys(old, _BF16.magnitude, _BF16.shift, _BF16.bias, np.empty(128, np.uint8)[:65])
     for out in (was, np.empty(65, np.uint64)):
         cpu.gather(old, indices, 0, out)
     cpu.scatter(old, indices, now)
@@ -35,8 +36,8 @@ def _warm_codec() -> None:
     keys = np.zeros(128, np.uint8)[:65]
     indices, old, new = np.arange(65), np.zeros(65, np.uint64), np.ones(65, np.uint64)
     out, lengths = np.empty(8192, np.uint8), np.empty(1, np.int64)
-    writer.encode_span(keys, indices, old, new, 0, False, _TRAITS, 2, out, lengths)
+    writer.encode_span(keys, indices, old, new, 0, False, _BF16, 2, out, lengths)
     offsets, counts, resume = np.array([0, lengths[0]]), np.empty(1, np.int64), np.empty(1, np.int64)
     reader.decode_places(out, offsets, keys, 0, indices, counts, resume)
-    reader.decode_steps(out, offsets, keys, 0, indices, counts, resume, old, _TRAITS, new)
+    reader.decode_steps(out, offsets, keys, 0, indices, counts, resume, old, _BF16, new)
     cpu.narrow(np.zeros(1, np.uint32), 7, 8, np.empty(1, np.uint16))

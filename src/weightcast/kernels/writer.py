@@ -237,7 +237,7 @@ def _encode_block(keys, places, old, new, one_band, dtype, out):
     at, held = _put_lists(out, at, held, 1, bands, gaps, end, parameter)
     if fars:
         far = far_order[:fars]
-        at, held = _put_distances(out, at, held, distance[far] - np.uint64(2), exponent[far], dtype[0])
+        at, held = _put_distances(out, at, held, distance[far] - np.uint64(2), exponent[far], dtype.width)
     return (at + 7) >> 3
 
 
