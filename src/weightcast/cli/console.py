@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from weightcast.errors import (
@@ -51,7 +51,7 @@ def working(threads: int | None, as_json: bool, kernels: bool = True) -> Iterato
         bars = Progress(
             TextColumn("{task.description:>8}"),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            TextColumn("{task.percentage:>3.0f} %"),
             TimeRemainingColumn(),
             console=err,
             transient=True,
