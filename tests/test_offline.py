@@ -335,6 +335,20 @@ def test_errors_of_apply_name_the_target(tmp_path: Path) -> None:
     assert error.value.file == str(tmp_path / "other")
 
 
+def test_whoever_is_refused_touches_nothing_of_whoever_is_at_work(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=True)
+    redo = redo_path(case.target)
+    unfinished = redo.with_name(f"{redo.name}.12345.partial")
+    unfinished.write_bytes(b"half a redo file")
+    with wc.Checkpoint(case.target, writable=True):
+        for action in (lambda: apply_in_place(case.patch, case.target), lambda: resume(case.target)):
+            with pytest.raises(CheckpointError, match="another process is writing"):
+                action()
+        assert unfinished.exists()
+    apply_in_place(case.patch, case.target)
+    assert not unfinished.exists()
+
+
 def test_what_must_be_durable_is_synced_before_what_relies_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
