@@ -17,4 +17,4 @@ def encode(patch: TensorPatch, old: Bits | None, workers: Workers) -> Coded:
     return blocks.encode(patch, old, banded=True, workers=workers)
 
 
-BANDED = Codec("banded", needs_old=True, encode=encode, decode=blocks.decode)
+BANDED = Codec("banded", encode=encode, decode=blocks.decode)

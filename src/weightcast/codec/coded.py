@@ -30,7 +30,5 @@ class Codec:
     """A pair of pure functions. ``old`` is the whole old tensor, or None where the caller does not hold it."""
 
     name: str
-    needs_old: bool
-    """Whether encoding reads old bits outside the changed places."""
     encode: Callable[[TensorPatch, Bits | None, Workers], Coded]
     decode: Callable[[Coded, Bits | None, Workers], TensorPatch]

@@ -13,4 +13,4 @@ def encode(patch: TensorPatch, old: Bits | None, workers: Workers) -> Coded:
     return blocks.encode(patch, old, banded=False, workers=workers)
 
 
-GAP = Codec("gap", needs_old=False, encode=encode, decode=blocks.decode)
+GAP = Codec("gap", encode=encode, decode=blocks.decode)

@@ -53,4 +53,4 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
     return TensorPatch(spec, indices, values, was, coded.digest)
 
 
-PLAIN = Codec("plain", needs_old=False, encode=encode, decode=decode)
+PLAIN = Codec("plain", encode=encode, decode=decode)
