@@ -63,7 +63,9 @@ def _table(result: dict[str, Any]) -> Table:
     for name, row in result["codecs"].items():
         times = (row["encode_memcpys_by_threads"], row["decode_apply_memcpys_by_threads"])
         cells = (" / ".join(f"{value:.1f}" for value in by_threads.values()) for by_threads in times)
-        table.add_row(f"[bold]{name}[/]", f"[bold]{row['bits_per_change']:.2f}[/]", "yes", *cells)
+        table.add_row(
+            f"[bold]{name}[/]", f"[bold]{row['bits_per_change']:.2f}[/]", "yes" if row["bit_exact"] else "NO", *cells
+        )
     for name, value in result["others_bits_per_change"].items():
         table.add_row(f"[dim]{name}[/]", "needs zstandard" if value is None else f"{value:.2f}")
     return table
