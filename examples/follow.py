@@ -64,11 +64,6 @@ def published(model: nn.Module) -> wc.Arrays:
     return wc.Arrays(bits, dict.fromkeys(bits, "BF16"))
 
 
-def copy_of(weights: wc.Arrays) -> wc.Arrays:
-    bits = {spec.name: weights.read(spec.name).copy().reshape(spec.shape) for spec in weights.table}
-    return wc.Arrays(bits, {spec.name: spec.dtype for spec in weights.table})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12)
@@ -85,7 +80,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
 
     trainer = published(model)
-    follower = copy_of(trainer)  # as if it had downloaded the checkpoint
+    follower = wc.Arrays.copy_of(trainer)  # as if it had downloaded the checkpoint
     trainer_at = follower_at = wc.fingerprint(trainer)
     full = trainer.table.nbytes
 

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import VALUE_DTYPES
+from cases import VALUE_DTYPES, Bag
 
 import weightcast as wc
 from weightcast.bits import DTYPES, bits_of
@@ -86,6 +86,16 @@ def test_arrays_refuse_what_has_no_bits() -> None:
 def test_arrays_know_the_other_names_of_tied_tensors() -> None:
     weights = wc.Arrays({"embed": np.zeros(4, np.float32)}, aliases={"head": "embed"})
     assert weights.table.aliases == (("head", "embed"),)
+
+
+def test_a_copy_shares_nothing_with_its_original() -> None:
+    original = wc.Arrays({"w": np.arange(6, dtype=np.uint16).reshape(2, 3)}, {"w": "BF16"}, {"tied": "w"})
+    copy = wc.Arrays.copy_of(original)
+    assert copy.table == original.table
+    copy.read("w")[0] = 9
+    assert original.read("w").tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(UsageError, match="F4"):
+        wc.Arrays.copy_of(Bag({wc.TensorSpec("p", "F4", (4,)): np.zeros(2, np.uint8)}))
 
 
 def test_bits_are_the_arrays_own_memory() -> None:

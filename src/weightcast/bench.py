@@ -56,19 +56,12 @@ def load_trace(folder: Path) -> tuple[Arrays, list[Path]]:
     if not steps or not (folder / "anchor.safetensors").exists():
         raise CheckpointError("no trace here: it needs anchor.safetensors and step-NN.safetensors", file=str(folder))
     with Checkpoint(folder / "anchor.safetensors") as anchor:
-        return copy_of(anchor), steps
-
-
-def copy_of(weights: Checkpoint | Arrays) -> Arrays:
-    """The same weights in arrays of their own."""
-    bits = {spec.name: weights.read(spec.name).copy() for spec in weights.table}
-    shaped = {spec.name: bits[spec.name].reshape(spec.shape) for spec in weights.table}
-    return Arrays(shaped, {spec.name: spec.dtype for spec in weights.table})
+        return Arrays.copy_of(anchor), steps
 
 
 def after_step(before: Arrays, step: Path) -> Arrays:
     """The weights after one recorded step."""
-    after = copy_of(before)
+    after = Arrays.copy_of(before)
     with Checkpoint(step) as changes:
         for spec in before.table:
             names = f"{spec.name}.indices", f"{spec.name}.values"
@@ -138,7 +131,7 @@ def _measure(
     data = encode(patch, codec, old)
     total.nbytes += len(data)
     total.overhead += PatchReader(BytesSource(data)).overhead
-    target = copy_of(old)
+    target = Arrays.copy_of(old)
     reached = decode(data, target).apply(target, standing)
     total.exact &= reached.position == patch.result == fingerprint(target).position and _same_bits(target, new)
     for threads in thread_counts:

@@ -249,6 +249,17 @@ class Arrays:
             with about(tensor=name):
                 self._bits[name] = bits_of(array)
 
+    @classmethod
+    def copy_of(cls, weights: Weights) -> Arrays:
+        """The same weights in arrays of their own; `UsageError` for packed dtypes."""
+        table = weights.table
+        arrays = {}
+        for spec in table:
+            if spec.kind.per_value < 8:
+                raise UsageError(f"{spec.dtype} cannot be held in an array of its shape", tensor=spec.name)
+            arrays[spec.name] = weights.read(spec.name).copy().reshape(spec.shape)
+        return cls(arrays, {spec.name: spec.dtype for spec in table}, dict(table.aliases))
+
     def read(self, name: str) -> Bits:
         return self._bits[name]
 
