@@ -29,6 +29,9 @@ class Bag:
     def overwrite(self, name: str, indices: np.ndarray, new: Bits) -> None:
         self._bits[name][indices] = new
 
+    def write(self, name: str, bits: Bits) -> None:
+        self._bits[name][:] = bits
+
     def copy(self) -> Bag:
         return Bag({spec: self._bits[spec.name].copy() for spec in self.table}, dict(self.table.aliases))
 

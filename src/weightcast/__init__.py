@@ -9,6 +9,18 @@
 >>> standing = patch.apply(there, wc.fingerprint(there))              # proves base and result, then overwrites
 >>> standing.position == wc.fingerprint(trained).position
 True
+
+Through a bucket, or a folder that stands for one:
+
+>>> import tempfile
+>>> bucket = tempfile.mkdtemp()
+>>> _ = wc.init(bucket, here)
+>>> with wc.Publisher(bucket, here) as publisher, wc.Subscriber(bucket, there) as subscriber:
+...     here.read("w")[7] = 0x3F800000                                # a training step
+...     version = publisher.publish(step=1).result().position
+...     staged = subscriber.poll()                                    # fetched, decoded, proven; nothing touched yet
+...     subscriber.apply(staged) == version
+True
 """
 
 from weightcast import errors
@@ -17,9 +29,17 @@ from weightcast.checkpoint import Checkpoint
 from weightcast.detect import anchor, diff
 from weightcast.digest import Fingerprint, box_digest, fingerprint
 from weightcast.errors import WeightcastError
+from weightcast.folders import init
 from weightcast.kernels.ready import warm_up
+from weightcast.keys import Position
+from weightcast.manifest import Manifest
+from weightcast.mirror import reading
 from weightcast.offline import apply_in_place, apply_to_copy, write_patch
 from weightcast.patch import Patch, TensorPatch, advance, compose
+from weightcast.policy import AtLeast, Every, Newest, Pinned
+from weightcast.publisher import Publisher, Receipt
+from weightcast.store import Store, open_store
+from weightcast.subscriber import Subscriber
 from weightcast.wire import decode, encode
 from weightcast.workers import Workers
 
@@ -27,9 +47,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Arrays",
+    "AtLeast",
     "Checkpoint",
+    "Every",
     "Fingerprint",
+    "Manifest",
+    "Newest",
     "Patch",
+    "Pinned",
+    "Position",
+    "Publisher",
+    "Receipt",
+    "Store",
+    "Subscriber",
     "TensorPatch",
     "TensorSpec",
     "TensorTable",
@@ -47,6 +77,9 @@ __all__ = [
     "encode",
     "errors",
     "fingerprint",
+    "init",
+    "open_store",
+    "reading",
     "round_to",
     "warm_up",
     "write_patch",

@@ -204,6 +204,10 @@ class Target(Weights, Protocol):
         """Give the elements at ``indices``, which are within the tensor, their ``new`` bits."""
         ...
 
+    def write(self, name: str, bits: Bits) -> None:
+        """Replace all of a tensor's bits."""
+        ...
+
 
 _NUMPY_DTYPES = {
     "bool": "BOOL",
@@ -265,3 +269,31 @@ class Arrays:
 
     def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
         cpu.scatter(self._bits[name], indices, new)
+
+    def write(self, name: str, bits: Bits) -> None:
+        self._bits[name][:] = bits
+
+
+class Copies:
+    """Weights of any dtype in memory of their own, as flat bits."""
+
+    def __init__(self, table: TensorTable, bits: dict[str, Bits]):
+        self.table = table
+        self._bits = bits
+
+    @classmethod
+    def of(cls, weights: Weights) -> Copies:
+        return cls(weights.table, {spec.name: weights.read(spec.name).copy() for spec in weights.table})
+
+    def with_tensors(self, changed: Mapping[str, Bits]) -> Copies:
+        """The same weights but for some tensors; the others are shared, not copied."""
+        return Copies(self.table, self._bits | dict(changed))
+
+    def read(self, name: str) -> Bits:
+        return self._bits[name]
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        cpu.scatter(self._bits[name], indices, new)
+
+    def write(self, name: str, bits: Bits) -> None:
+        self._bits[name][:] = bits

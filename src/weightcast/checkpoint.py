@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from weightcast.bits import Bits, TensorSpec, TensorTable
-from weightcast.container import MAX_HEADER, Container, FileSource, open_container, parse_json
+from weightcast.bits import Bits, TensorSpec, TensorTable, Weights
+from weightcast.container import MAX_HEADER, Container, Entry, FileSource, header_bytes, open_container, parse_json
 from weightcast.errors import CheckpointError, FormatError, InterruptedApplyError, UsageError, about
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 REDO_SUFFIX = "weightcast-redo"
+MIRROR, CHANGING = ".weightcast", "changing"
+"""The folder that a mirror keeps in a checkpoint folder, and the mark in it while the files around it change."""
 
 
 def redo_path(target: Path) -> Path:
@@ -96,6 +98,18 @@ class Checkpoint:
         self.close()
 
 
+def save(weights: Weights, folder: Path) -> None:
+    """Write ``weights`` into ``folder`` as a checkpoint of one file."""
+    entries, at = [], 0
+    for spec in sorted(weights.table, key=lambda spec: -spec.kind.width):
+        entries.append(Entry(spec.name, spec.dtype, spec.shape, at, at + spec.nbytes))
+        at += spec.nbytes
+    with (folder / SINGLE).open("xb") as file:
+        file.write(header_bytes(entries, {"format": "pt"}))
+        for entry in entries:
+            file.write(weights.read(entry.name).data)
+
+
 def _refuse_interrupted(targets: set[Path]) -> None:
     """A folder and a file in it are two names of the same weights: either may have been given to `apply`."""
     for target in sorted(targets):
@@ -104,6 +118,12 @@ def _refuse_interrupted(targets: set[Path]) -> None:
                 "an apply in place was interrupted here and the weights are half changed",
                 file=str(target),
                 hint=f"Finish it with `weightcast apply --resume {target}`.",
+            )
+        if (target / MIRROR / CHANGING).exists():
+            raise InterruptedApplyError(
+                "a mirror was interrupted while it wrote here and the weights are half changed",
+                file=str(target),
+                hint=f"Finish it with `weightcast pull URL {target}`.",
             )
 
 

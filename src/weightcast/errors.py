@@ -8,7 +8,15 @@
     ├── MismatchError       the weights do not stand where a patch expects them
     │   ├── BaseError       before applying: another base
     │   └── ResultError     after decoding: another result than stated
-    └── InterruptedApplyError    a target is half changed and its redo file must be replayed first
+    ├── InterruptedApplyError    a target is half changed and its redo file must be replayed first
+    ├── StoreError          a bucket did not do what was asked
+    │   ├── MissingError    it has no such object
+    │   ├── AccessError     it refuses these credentials, or this operation to them
+    │   ├── UnreachableError    it did not answer, or not in time; trying again may help
+    │   └── UnsupportedError    this kind of store cannot do that at all
+    ├── ChannelError        a bucket holds no channel, another one, or one without a way to where we want to go
+    │   └── ConflictError   another writer committed first
+    └── SpaceError          the disk would not hold what has to be written
 
 Each carries what it is about (`file`, `tensor`) and what to do next (`hint`), and shows all of it as its text.
 """
@@ -19,12 +27,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = [
+    "AccessError",
     "BaseError",
+    "ChannelError",
     "CheckpointError",
+    "ConflictError",
     "FormatError",
     "InterruptedApplyError",
     "MismatchError",
+    "MissingError",
     "ResultError",
+    "SpaceError",
+    "StoreError",
+    "UnreachableError",
+    "UnsupportedError",
     "UsageError",
     "VersionError",
     "WeightcastError",
@@ -94,3 +110,40 @@ class ResultError(MismatchError):
 
 class InterruptedApplyError(WeightcastError):
     """A kill left a redo file behind: the target is half changed until it is replayed."""
+
+
+class StoreError(WeightcastError):
+    """A bucket did not do what was asked; `url` is the bucket's, `key` the object's."""
+
+    def __init__(self, problem: str, *, url: str, key: str | None = None, hint: str | None = None):
+        super().__init__(problem, file=f"{url.rstrip('/')}/{key}" if key else url, hint=hint)
+        self.url = url
+        self.key = key
+
+
+class MissingError(StoreError):
+    """The bucket has no such object."""
+
+
+class AccessError(StoreError):
+    """The bucket refuses these credentials, or refuses them this operation."""
+
+
+class UnreachableError(StoreError):
+    """No answer, an answer too late, or one that says to try again: the only kind that is worth a retry."""
+
+
+class UnsupportedError(StoreError):
+    """This kind of store cannot do that: writing over http, for one."""
+
+
+class ChannelError(WeightcastError):
+    """The bucket holds no channel, another one than expected, or none that leads where we want to go."""
+
+
+class ConflictError(ChannelError):
+    """Another writer committed this version first; nothing of ours is visible."""
+
+
+class SpaceError(WeightcastError, OSError):
+    """The disk has not the room that would be needed; nothing was written."""

@@ -11,29 +11,21 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from weightcast.bits import TensorSpec, Weights, elements_of
 from weightcast.checkpoint import Checkpoint, redo_path
-from weightcast.codec import CODECS, Coded
+from weightcast.codec import Coded
 from weightcast.container import FileSource
 from weightcast.detect import diff_tensor, refuse_other_table
-from weightcast.digest import Fingerprint, tensor_digest, tensor_digests
+from weightcast.digest import Fingerprint, tensor_digest
 from weightcast.errors import CheckpointError, ResultError, UsageError, about
-from weightcast.patch import ModelSize, TensorPatch, departure, prove_result, prove_tensor, refuse_other_tensor
-from weightcast.wire import PatchReader, PatchWriter, decode_tensors
+from weightcast.files import Report, replacing, silent, sync_folder
+from weightcast.patch import ModelSize, departure, refuse_other_tensor
+from weightcast.stage import laid_over, proven, stage, standing_of
+from weightcast.wire import PatchReader, PatchWriter
 from weightcast.workers import ONE, Workers
-
-Report = Callable[[str, int, int], None]
-"""Told (stage, bytes done, bytes in all) as work goes on."""
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
 
 
 @dataclass(frozen=True)
@@ -79,42 +71,6 @@ def write_patch(
     return Written(base_position, result_position, model, changed, nbytes)
 
 
-def standing_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
-    """Digest all tensors, telling how far it got."""
-    digests, done, total = [], 0, weights.table.nbytes
-    for spec, digest in zip(weights.table, tensor_digests(weights, workers), strict=True):
-        digests.append(digest)
-        done += spec.nbytes
-        report("verify", done, total)
-    return Fingerprint(weights.table, tuple(digests))
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name whole and durable, or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.absolute().parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the folder's own entries durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 @dataclass(frozen=True)
 class Applied:
     """Where a target stands after an apply, and whether anything had to be done for it."""
@@ -139,12 +95,8 @@ def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE
         standing = standing_of(weights, workers, report)
         if standing.position == reader.header.result:
             return Applied(standing.position, changed=False)
-        start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows})
         redo = redo_path(target)
-        with PatchWriter("plain", redo.parent) as writer, replacing(redo) as file:
-            for tensor in _proven(reader, weights, start, workers, report):
-                writer.add(CODECS["plain"].encode(tensor, None, workers))
-            writer.finish(file, reader.header.base, reader.header.result, reader.header.model)
+        stage(reader, weights, standing, redo, workers, report)
         _overwrite(redo, weights, report)
         _forget(redo)
     return Applied(reader.header.result, changed=True)
@@ -202,7 +154,7 @@ def apply_to_copy(
         copied = _copy(target, Path(workshop) / out.name)
         if start:
             with Checkpoint(copied, writable=True) as copy:
-                for tensor in _proven(reader, weights, start, workers, report):
+                for tensor in proven(reader, weights, start, workers, report):
                     bits = weights.read(tensor.spec.name)
                     tensor.scatter(bits)
                     copy.write(tensor.spec.name, bits)
@@ -245,20 +197,6 @@ def _sync_tree(top: Path) -> None:
                 os.close(fd)
 
 
-def _proven(
-    reader: PatchReader, weights: Weights, start: Fingerprint, workers: Workers, report: Report
-) -> Iterator[TensorPatch]:
-    """Decode tensor by tensor; each is proven before it is given out, and the whole before the last is done with."""
-    digests = list(start.digests)
-    done, total = 0, sum(row.spec.nbytes for row in reader.rows)
-    for tensor in decode_tensors(reader, weights, reader.rows, workers):
-        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, reader.header.base, tensor)
-        yield tensor
-        done += tensor.spec.nbytes
-        report("decode", done, total)
-    prove_result(Fingerprint(start.table, tuple(digests)), reader.header.result)
-
-
 def _overwrite(redo: Path, weights: Checkpoint, report: Report) -> None:
     with FileSource(redo) as source:
         reader = PatchReader(source)
@@ -266,12 +204,7 @@ def _overwrite(redo: Path, weights: Checkpoint, report: Report) -> None:
             refuse_other_tensor(weights.table, row.spec)
         done, total = 0, sum(row.spec.nbytes for row in reader.rows)
         for row in reader.rows:
-            coded = reader.coded(row)
-            if "indices" in coded.streams:
-                bits = weights.read(row.spec.name)
-                CODECS["plain"].decode(coded, None, ONE).scatter(bits)
-            else:
-                bits = coded.streams["values"]
+            bits = laid_over(reader, row, weights.read(row.spec.name))
             weights.write(row.spec.name, bits)
             done += row.spec.nbytes
             report("apply", done, total)

@@ -21,8 +21,8 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
+from weightcast.files import Report
 from weightcast.kernels.ready import warm_up
-from weightcast.offline import Report
 from weightcast.workers import Workers
 
 EXIT_CODES: dict[type[Exception], int] = {

@@ -7,7 +7,7 @@ import typer
 
 from weightcast.checkpoint import Checkpoint
 from weightcast.cli.console import AsJson, Threads, facts, working
-from weightcast.offline import standing_of
+from weightcast.stage import standing_of
 
 
 def digest(

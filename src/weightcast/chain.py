@@ -1,0 +1,370 @@
+"""The log in the bucket: find the head, read versions, list the ways between them, commit (SPEC 11)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from weightcast.bits import TensorTable
+from weightcast.errors import ChannelError, ConflictError, FormatError, MissingError, StoreError, about
+from weightcast.files import Report, silent
+from weightcast.keys import (
+    ANCHORS,
+    CHANNEL,
+    DELTAS,
+    HEAD,
+    MANIFESTS,
+    RECORD,
+    SQUASHES,
+    AnchorFile,
+    Position,
+    anchor_folder,
+    delta_key,
+    manifest_key,
+    read_anchor_key,
+    read_delta_key,
+    read_manifest_key,
+    read_squash_key,
+    squash_key,
+)
+from weightcast.manifest import (
+    MAX_JSON,
+    Anchor,
+    Channel,
+    Manifest,
+    ObjectRef,
+    Reference,
+    anchor_from_json,
+    anchor_to_json,
+    channel_from_json,
+    channel_to_json,
+    head_from_json,
+    head_to_json,
+    manifest_from_json,
+    manifest_to_json,
+    readable,
+)
+from weightcast.plan import Edge
+from weightcast.store.base import Data, Store
+from weightcast.store.probe import honours_create
+from weightcast.transfer import sha256_of
+
+_MOST_PROBES = 10_000
+"""Versions that are looked for one by one where listings do not show them."""
+
+
+class Chain:
+    """A channel in a store. Holds no state but what never changes: any number may be open at once."""
+
+    def __init__(self, store: Store, channel: Channel):
+        self.store = store
+        self.channel = channel
+
+    @classmethod
+    def open(cls, store: Store) -> Chain:
+        """The channel in ``store``; `ChannelError` where there is none."""
+        try:
+            data = read_record(store, CHANNEL)
+        except MissingError:
+            hint = "Check the address, or make a channel with `weightcast init URL CHECKPOINT`."
+            raise ChannelError("there is no channel here", file=store.url, hint=hint) from None
+        with about(file=f"{store.url}/{CHANNEL}"):
+            return cls(store, channel_from_json(data))
+
+    @classmethod
+    def create(cls, store: Store, table: TensorTable) -> Chain:
+        """Begin a channel, or go on with one that was begun and never got its first version."""
+        try:
+            begun = cls.open(store)
+        except ChannelError:
+            begun = None
+        if begun is not None:
+            if begun.head() is None and begun.channel.table == table:
+                return begun
+            hint = "Publish to it, name another place, or start over with `weightcast reset URL`."
+            raise ConflictError("there is a channel here already", file=store.url, hint=hint)
+        fence = "create" if honours_create(store) else "list"
+        channel = Channel(uuid.uuid4().hex, table, fence)
+        if fence == "list":
+            store.put(CHANNEL, channel_to_json(channel))
+        else:
+            _create(store, CHANNEL, channel_to_json(channel), "another writer made a channel here")
+        return cls(store, channel)
+
+    # -- read --------------------------------------------------------------------------------------------------------
+
+    def manifest(self, version: int) -> Manifest:
+        """The commit of a version; `MissingError` if there is none, or none any more."""
+        if self.channel.fence == "list":
+            key = next((key for number, key in self._commits(version) if number == version), None)
+            if key is None:
+                raise MissingError(
+                    f"there is no version {version}", url=self.store.url, key=manifest_key(version), hint=_LIST_THEM
+                )
+        else:
+            key = manifest_key(version)
+        data = read_record(self.store, key)
+        with about(file=f"{self.store.url}/{key}"):
+            manifest = manifest_from_json(data)
+            if manifest.channel != self.channel.id:
+                hint = "Begin again: `weightcast pull` into an empty folder, or open a new Subscriber."
+                raise ChannelError("this version belongs to another channel: it was reset", hint=hint)
+            if manifest.position.version != version:
+                raise FormatError(f"the commit of version {version} says it is {manifest.position.version}")
+            return manifest
+
+    def after(self, version: int) -> Manifest | None:
+        """The commit of the next version, if there is one: one small request."""
+        try:
+            return self.manifest(version + 1)
+        except MissingError:
+            return None
+
+    def head(self, known: int | None = None) -> Manifest | None:
+        """The newest commit; None if there is none yet. ``known`` is a version that the caller has seen.
+
+        Neither the hint nor a listing is trusted to be fresh: what follows them is probed.
+        """
+        hint = known if known is not None else self._hint()
+        newest = self._newest_listed(hint or 0)
+        if newest is None and hint:
+            newest = self._newest_listed(0)
+        found: Manifest | None = None
+        for candidate in sorted({version for version in (hint, newest) if version is not None}, reverse=True):
+            with suppress(MissingError):
+                found = self.manifest(candidate)
+                break
+        for _ in range(_MOST_PROBES):
+            following = self.after(found.position.version) if found else self.after(-1)
+            if following is None:
+                break
+            found = following
+        return found
+
+    def versions(self, after: int = -1) -> Iterator[int]:
+        """Committed versions behind ``after``, as a listing shows them."""
+        last = after
+        for version, _ in self._commits(after + 1):
+            if version > last:
+                last = version
+                yield version
+
+    def _commits(self, first: int) -> Iterator[tuple[int, str]]:
+        """(version, key) from ``first`` on, by a listing; the first key of a version is the one that counts."""
+        behind = manifest_key(first - 1, "~") if first > 0 else ""
+        for listed in self.store.list(MANIFESTS, behind):
+            found = read_manifest_key(listed.key)
+            if found and (found[1] is None) == (self.channel.fence == "create"):
+                yield found[0], listed.key
+
+    def _newest_listed(self, first: int) -> int | None:
+        return max(self.versions(first - 1), default=None)
+
+    def _hint(self) -> int | None:
+        try:
+            position = readable(read_record(self.store, HEAD), head_from_json)
+        except MissingError:
+            return None
+        return position.version if position else None
+
+    def edges(self, start: int | None, goal: int) -> list[Edge]:
+        """Every way that may help from ``start`` (None: from nothing) to ``goal``, with its bytes, by listings."""
+        anchors = self.anchor_edges()
+        first = start if start is not None else min((edge.result for edge in anchors), default=0)
+        committed = set(self.versions(first))
+        deltas = [edge for edge in self.delta_edges(first, goal) if edge.result in committed]
+        squashes = [edge for edge in self.squash_edges(first) if edge.result <= goal]
+        listed = max(committed, default=first)
+        if goal - listed <= _MOST_PROBES:
+            deltas += self._unlisted(range(listed + 1, goal + 1))
+        return [edge for edge in anchors if first <= edge.result <= goal] + squashes + deltas
+
+    def _unlisted(self, versions: range) -> Iterator[Edge]:
+        """Deltas that are committed though a listing did not show them."""
+        for version in versions:
+            with suppress(MissingError):
+                manifest = self.manifest(version)
+                if manifest.base is not None:
+                    yield edge_of(manifest)
+
+    def anchor_edges(self) -> list[Edge]:
+        """Anchors whose record is there and whose files are in the bucket."""
+        return self._anchors()[0]
+
+    def references(self) -> list[Anchor]:
+        """Anchors that are checkpoints somewhere else."""
+        return [self.anchor(key) for key in self._anchors()[1]]
+
+    def _anchors(self) -> tuple[list[Edge], list[str]]:
+        """By one listing: anchors with files, and the records of those without."""
+        sizes: dict[str, int] = {}
+        records: list[AnchorFile] = []
+        for listed in self.store.list(ANCHORS):
+            place = read_anchor_key(listed.key)
+            if place is not None and place.name == RECORD:
+                records.append(place)
+            elif place is not None:
+                sizes[place.folder] = sizes.get(place.folder, 0) + listed.size
+        held = [Edge(None, at.version, sizes[at.folder], at.folder, at.digest) for at in records if at.folder in sizes]
+        return held, [at.folder + RECORD for at in records if at.folder not in sizes]
+
+    def delta_edges(self, first: int, goal: int) -> Iterator[Edge]:
+        for listed in self.store.list(DELTAS, f"{DELTAS}{first:012d}~"):
+            found = read_delta_key(listed.key)
+            if found and found[0] > goal:
+                return
+            if found:
+                yield Edge(found[0] - 1, found[0], listed.size, listed.key, found[1])
+
+    def squash_edges(self, first: int) -> Iterator[Edge]:
+        for listed in self.store.list(SQUASHES, f"{SQUASHES}{first:012d}"):
+            found = read_squash_key(listed.key)
+            if found:
+                yield Edge(found[0], found[1], listed.size, listed.key, found[2])
+
+    def anchor(self, key: str) -> Anchor:
+        """The record of an anchor, by its key."""
+        data = read_record(self.store, key)
+        with about(file=f"{self.store.url}/{key}"):
+            anchor = anchor_from_json(data)
+            if anchor.channel != self.channel.id or not all(ref.key.startswith(_parent(key)) for ref in anchor.files):
+                raise FormatError("this anchor belongs to something else")
+            return anchor
+
+    def find(self, digest: str, head: Manifest) -> int | None:
+        """The newest version whose digest this is, by the names of objects; None if no name shows it."""
+        if digest == head.position.digest:
+            return head.position.version
+        anchors, references = self._anchors()
+        edges = [*anchors, *self.delta_edges(0, head.position.version), *self.squash_edges(0)]
+        edges += [Edge(None, at.version, 0, at.folder, at.digest) for at in map(read_anchor_key, references) if at]
+        return max((edge.result for edge in edges if edge.digest == digest[:16]), default=None)
+
+    # -- write -------------------------------------------------------------------------------------------------------
+
+    def put_delta(self, position: Position, data: Data) -> ObjectRef:
+        """Upload the patch of a version to be; nobody sees it before the commit."""
+        sha256, size = _sha256(data)
+        ref = ObjectRef(delta_key(position, sha256), size, sha256)
+        self.store.put(ref.key, data)
+        return ref
+
+    def put_squash(self, base: int, position: Position, data: Path) -> Edge:
+        """Upload a merged patch: its name says all that its readers must know, so this is its commit too."""
+        sha256, size = _sha256(data)
+        key = squash_key(base, position, sha256)
+        self.store.put(key, data)
+        return Edge(base, position.version, size, key, position.digest[:16])
+
+    def put_anchor(self, position: Position, files: Mapping[str, Path], report: Report = silent) -> ObjectRef:
+        """Upload a checkpoint and its record; what an interrupted attempt has brought there is not sent again."""
+        with ThreadPoolExecutor(2) as pool:
+            sums = dict(zip(files, pool.map(lambda path: _sha256(path), files.values()), strict=True))
+        content = json.dumps([[name, size, sha256] for name, (sha256, size) in sorted(sums.items())])
+        folder = anchor_folder(position, hashlib.sha256(content.encode()).hexdigest())
+        there = {listed.key: listed.size for listed in self.store.list(folder)}
+        refs = [ObjectRef(folder + name, size, sha256) for name, (sha256, size) in sorted(sums.items())]
+        done, total = 0, sum(ref.size for ref in refs)
+        for ref in refs:
+            if there.get(ref.key) != ref.size:
+                self.store.put(ref.key, files[ref.key.removeprefix(folder)])
+            done += ref.size
+            report("upload", done, total)
+        return self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
+
+    def refer_anchor(self, position: Position, reference: Reference) -> ObjectRef:
+        """An anchor that costs no upload: a public checkpoint, by name."""
+        content = json.dumps([reference.repository, reference.revision])
+        folder = anchor_folder(position, hashlib.sha256(content.encode()).hexdigest())
+        return self._put_record(folder, Anchor(self.channel.id, position, (), reference))
+
+    def _put_record(self, folder: str, anchor: Anchor) -> ObjectRef:
+        data = anchor_to_json(anchor)
+        self.store.put(folder + RECORD, data)
+        sha256, size = _sha256(data)
+        return ObjectRef(folder + RECORD, size, sha256)
+
+    def draft(
+        self,
+        position: Position,
+        base: Position | None,
+        ref: ObjectRef,
+        codec: str | None,
+        changed: int,
+        step: int | None,
+        writer: str,
+    ) -> Manifest:
+        """A commit record as of now, for `commit`."""
+        return Manifest(self.channel.id, position, base, ref, codec, changed, step, round(time.time(), 3), writer)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a version visible to all at once; `ConflictError` if another writer was first.
+
+        A store's answer may be lost on the way, so a commit that is there already counts if it is ours to the byte.
+        """
+        data = manifest_to_json(manifest)
+        version = manifest.position.version
+        lost = f"another writer committed version {version} first"
+        if self.channel.fence == "create":
+            _create(self.store, manifest_key(version), data, lost)
+        else:
+            self._commit_listed(manifest, data, lost)
+        with suppress(StoreError):  # a hint: the version is committed with or without it
+            self.store.put(HEAD, head_to_json(manifest.position))
+
+    def _commit_listed(self, manifest: Manifest, data: bytes, lost: str) -> None:
+        """Where a store has no create-if-absent: write under our own name, look who is there, the smallest wins."""
+        version, own = manifest.position.version, manifest_key(manifest.position.version, manifest.writer)
+        for write in (False, True):
+            if write:
+                self.store.put(own, data)
+            rivals = [key for number, key in self._commits(version) if number == version]
+            if rivals and rivals[0] != own:
+                if write:
+                    self.store.delete(own)
+                raise _conflict(self.store, lost)
+        if read_record(self.store, own) != data:
+            raise _conflict(self.store, lost)
+
+
+_LIST_THEM = "`weightcast log URL` lists those there are."
+
+
+def edge_of(manifest: Manifest) -> Edge:
+    """The delta that a manifest commits, as a way."""
+    version = manifest.position.version
+    return Edge(version - 1, version, manifest.object.size, manifest.object.key, manifest.position.digest[:16])
+
+
+def read_record(store: Store, key: str) -> bytes:
+    """A JSON object of a channel, of bounded size."""
+    data = store.get(key, 0, MAX_JSON + 1)
+    if len(data) > MAX_JSON:
+        raise FormatError(f"the object is larger than {MAX_JSON:,} bytes", file=f"{store.url}/{key}")
+    return data
+
+
+def _create(store: Store, key: str, data: bytes, lost: str) -> None:
+    if not store.create(key, data) and read_record(store, key) != data:
+        raise _conflict(store, lost)
+
+
+def _conflict(store: Store, lost: str) -> ConflictError:
+    hint = "Only one may write. Stop the other, then restart this one: it goes on from the head."
+    return ConflictError(lost, file=store.url, hint=hint)
+
+
+def _parent(key: str) -> str:
+    return key[: key.rindex("/") + 1]
+
+
+def _sha256(data: Data) -> tuple[str, int]:
+    if isinstance(data, Path):
+        return sha256_of(data), data.stat().st_size
+    return hashlib.sha256(data).hexdigest(), len(data)

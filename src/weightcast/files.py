@@ -1,0 +1,82 @@
+"""Files that appear whole and durable, or not at all; locks; room on the disk."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from weightcast.errors import CheckpointError, SpaceError
+
+Report = Callable[[str, int, int], None]
+"""Told (stage, bytes done, bytes in all) as work goes on."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name whole and durable, or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.absolute().parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's own entries durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_mark(path: Path) -> None:
+    """An empty file, durably there."""
+    with replacing(path):
+        pass
+
+
+def remove(path: Path) -> None:
+    """Remove a file, durably; one that is not there is fine."""
+    path.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def require_space(folder: Path, nbytes: int) -> None:
+    """`SpaceError` unless the disk of ``folder`` has room for ``nbytes`` more."""
+    free = shutil.disk_usage(folder).free
+    if free < nbytes:
+        raise SpaceError(
+            f"{nbytes:,} bytes are needed and {free:,} are free", file=str(folder), hint="Make room and try again."
+        )
+
+
+@contextmanager
+def locked(path: Path, *, shared: bool = False, wait: bool = True, holder: str = "another process") -> Iterator[None]:
+    """Hold the lock file ``path``, alone or with others; it is let go when the process dies, too."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            hint = "Wait until it is done, or use another folder."
+            raise CheckpointError(f"{holder} is at work here", file=str(path.parent), hint=hint) from None
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,148 @@
+"""Whoever holds weights and takes staged patches: arrays in memory here, a mirror on disk in `mirror`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from weightcast.bits import Target, Weights, refuse_other_bits
+from weightcast.checkpoint import Checkpoint
+from weightcast.container import FileSource
+from weightcast.digest import Fingerprint, fingerprint
+from weightcast.errors import UsageError
+from weightcast.keys import Position
+from weightcast.stage import scatter_into
+from weightcast.wire import PatchReader
+from weightcast.workers import ONE, Workers
+
+
+@dataclass(frozen=True)
+class StagedPatch:
+    """A proven patch as a `plain` file, and where it leads."""
+
+    position: Position
+    path: Path
+
+
+@dataclass(frozen=True)
+class Staged:
+    """All that must be written to bring a holder to ``position``: perhaps a whole checkpoint, then some patches."""
+
+    position: Position
+    standing: Fingerprint
+    anchor: Position | None
+    anchor_digests: tuple[int, ...] | None
+    folder: Path | None
+    """Of the anchor's files, each of them durable."""
+    patches: tuple[StagedPatch, ...]
+    nbytes: int
+    """Fetched for it."""
+
+
+class Holder(Protocol):
+    """Weights at some position, and a place on disk to prepare what comes next."""
+
+    @property
+    def workshop(self) -> Path: ...
+
+    @property
+    def version(self) -> int | None:
+        """The version it stands at, if it knows."""
+        ...
+
+    @property
+    def standing(self) -> Fingerprint | None:
+        """What it holds, as it remembers; None if it holds nothing."""
+        ...
+
+    @property
+    def weights(self) -> Weights | None: ...
+
+    def locate(self, version: int | None) -> None:
+        """Be told which version this is; None if no version of the channel has these bits."""
+        ...
+
+    def examine(self) -> bool:
+        """Read all bits again; False if they are not what was remembered (then `standing` is what they are)."""
+        ...
+
+    def take(self, staged: Staged) -> None:
+        """Hold what was staged. Doing it again after an interruption completes it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class MemoryHolder:
+    """A target in memory. Its patches wait in a temporary folder; `take` does nothing but write them into it."""
+
+    def __init__(self, target: Target, workers: Workers = ONE):
+        if not isinstance(target, Target):
+            hint = "Pass wc.Arrays, or the path of a folder for a mirror on disk."
+            raise UsageError(f"a {type(target).__name__} cannot take patches", hint=hint)
+        for spec in target.table:
+            refuse_other_bits(spec, target.read(spec.name))
+        self._target = target
+        self._workers = workers
+        self.version: int | None = None
+        self.standing: Fingerprint | None = fingerprint(target, workers)
+        self._folder = tempfile.TemporaryDirectory(prefix="weightcast-")
+        self.workshop = Path(self._folder.name)
+
+    @property
+    def weights(self) -> Weights | None:
+        return self._target
+
+    def locate(self, version: int | None) -> None:
+        self.version = version
+
+    def examine(self) -> bool:
+        remembered, self.standing = self.standing, fingerprint(self._target, self._workers)
+        if remembered == self.standing:
+            return True
+        self.version = None
+        return False
+
+    def take(self, staged: Staged) -> None:
+        with Layers([patch.path for patch in staged.patches]) as layers, ExitStack() as opened:
+            # Until the last bit is written nothing is known of the whole.
+            self.version = None
+            if staged.folder is not None:
+                anchor = opened.enter_context(Checkpoint(staged.folder))
+                for spec in anchor.table:
+                    self._target.write(spec.name, anchor.read(spec.name))
+            for layer in layers.readers:
+                scatter_into(self._target, layer)
+        self.standing, self.version = staged.standing, staged.position.version
+        for patch in staged.patches:
+            patch.path.unlink()
+        if staged.folder is not None:
+            shutil.rmtree(staged.folder)
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+class Layers:
+    """Staged patches, opened."""
+
+    def __init__(self, paths: Sequence[Path]):
+        with ExitStack() as opening:
+            sources = [opening.enter_context(FileSource(path)) for path in paths]
+            self.readers = [PatchReader(source) for source in sources]
+            self._close = opening.pop_all().close
+
+    def __enter__(self) -> Layers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._close()

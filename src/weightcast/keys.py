@@ -1,0 +1,111 @@
+"""Positions, and the names of all objects of a channel (SPEC 11.2): a listing alone says what leads where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from weightcast.errors import UsageError
+
+MAX_VERSION = 10**12 - 1
+
+CHANNEL, HEAD, WRITER, INDEX = "channel.json", "head.json", "writer.json", "index.json"
+MANIFESTS, DELTAS, SQUASHES, ANCHORS = "manifests/", "deltas/", "squashes/", "anchors/"
+PINS, REPLICAS, DOOMED = "pins/", "replicas/", "doomed/"
+RECORD = "anchor.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a set of weights stands: two holders of one position hold the same bits."""
+
+    version: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.version} ({self.digest[:12]})"
+
+
+def manifest_key(version: int, writer: str | None = None) -> str:
+    """The commit of a version; with the ``writer`` in it where the store cannot fence writers off."""
+    return f"{MANIFESTS}{version:012d}{f'-{writer}' if writer else ''}.json"
+
+
+def delta_key(position: Position, sha256: str) -> str:
+    return f"{DELTAS}{position.version:012d}-{position.digest[:16]}-{sha256[:16]}.safetensors"
+
+
+def squash_key(base: int, position: Position, sha256: str) -> str:
+    """A squash has no record of its own: all that a reader must know of it is in its name."""
+    return f"{SQUASHES}{base:012d}-{position.version:012d}-{position.digest[:16]}-{sha256}.safetensors"
+
+
+def anchor_folder(position: Position, mark: str) -> str:
+    """``mark`` stands for the files in it: another set of files is another folder."""
+    return f"{ANCHORS}{position.version:012d}-{position.digest[:16]}-{mark[:16]}/"
+
+
+def pin_key(version: int) -> str:
+    return f"{PINS}{version:012d}.json"
+
+
+def replica_key(replica: str) -> str:
+    return f"{REPLICAS}{replica}.json"
+
+
+_DELTA = re.compile(rf"{DELTAS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}\.safetensors")
+_SQUASH = re.compile(rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-f]{{64}})\.safetensors")
+_ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)")
+_MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,100}}))?\.json")
+_PIN = re.compile(rf"{PINS}(\d{{12}})\.json")
+
+
+def read_delta_key(key: str) -> tuple[int, str] | None:
+    """(version, first digits of its digest)"""
+    found = _DELTA.fullmatch(key)
+    return (int(found[1]), found[2]) if found else None
+
+
+def read_squash_key(key: str) -> tuple[int, int, str, str] | None:
+    """(base version, result version, first digits of its digest, SHA-256)"""
+    found = _SQUASH.fullmatch(key)
+    return (int(found[1]), int(found[2]), found[3], found[4]) if found and int(found[1]) < int(found[2]) else None
+
+
+@dataclass(frozen=True)
+class AnchorFile:
+    """A file of an anchor, by its key; ``digest`` has the first digits."""
+
+    folder: str
+    version: int
+    digest: str
+    name: str
+
+
+def read_anchor_key(key: str) -> AnchorFile | None:
+    found = _ANCHOR.fullmatch(key)
+    return AnchorFile(found[1], int(found[2]), found[3], found[4]) if found else None
+
+
+def read_manifest_key(key: str) -> tuple[int, str | None] | None:
+    """(version, writer if it is in the name)"""
+    found = _MANIFEST.fullmatch(key)
+    return (int(found[1]), found[2]) if found else None
+
+
+def read_pin_key(key: str) -> int | None:
+    found = _PIN.fullmatch(key)
+    return int(found[1]) if found else None
+
+
+def check_name(name: str, what: str) -> str:
+    """`UsageError` unless ``name`` can be a part of a key."""
+    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}", name):
+        hint = "Take letters, digits, dot, dash and underscore, at most 100."
+        raise UsageError(f"{name!r} cannot be the name of a {what}", hint=hint)
+    return name
+
+
+def is_plain_file(name: str) -> bool:
+    """A name that can only be a file of the very folder it is put into, and hides nothing there."""
+    return 0 < len(name.encode()) <= 255 and name[0] != "." and not set(name) & set("/\\\0") and name.isprintable()

@@ -1,0 +1,106 @@
+"""Which way to go, and which ways to make: pure functions of what a listing shows."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+LEVELS = (8, 64, 512, 4096, 32768)
+"""How many versions a squash spans: a replica far behind takes a few of the widest, then of each narrower kind."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A way from one version to another: a delta, a squash, or, without a base, an anchor."""
+
+    base: int | None
+    result: int
+    nbytes: int
+    key: str
+    """Of the object, or the folder of an anchor."""
+    digest: str = ""
+    """The first digits of the result's digest, from the name."""
+
+
+Route = tuple[Edge, ...]
+
+
+def cheapest_route(edges: Iterable[Edge], start: int | None, goal: int) -> Route | None:
+    """The route of fewest bytes, and among those of fewest objects; ``start`` is None for who holds nothing."""
+    if start == goal:
+        return ()
+    leaving: dict[int | None, list[Edge]] = defaultdict(list)
+    for edge in edges:
+        if edge.result <= goal:
+            leaving[edge.base].append(edge)
+    # Whoever holds weights may also forget them and begin at an anchor: no base costs nothing to get to.
+    best: dict[int | None, tuple[int, int]] = {start: (0, 0), None: (0, 0)}
+    by: dict[int | None, Edge] = {}
+    ahead: list[tuple[int, int, int]] = []
+    at: int | None
+    for at in {start, None}:
+        _relax(leaving[at], (0, 0), best, by, ahead)
+    while ahead:
+        nbytes, objects, at = heapq.heappop(ahead)
+        if at == goal:
+            return _walked(by, start, goal)
+        if best[at] == (nbytes, objects):
+            _relax(leaving[at], (nbytes, objects), best, by, ahead)
+    return None
+
+
+def _relax(
+    edges: list[Edge],
+    cost: tuple[int, int],
+    best: dict[int | None, tuple[int, int]],
+    by: dict[int | None, Edge],
+    ahead: list[tuple[int, int, int]],
+) -> None:
+    for edge in edges:
+        through = (cost[0] + edge.nbytes, cost[1] + 1)
+        if edge.result not in best or through < best[edge.result]:
+            best[edge.result], by[edge.result] = through, edge
+            heapq.heappush(ahead, (*through, edge.result))
+
+
+def _walked(by: dict[int | None, Edge], start: int | None, goal: int) -> Route:
+    route, at = [], goal
+    while at is not None and at != start:
+        edge = by[at]
+        route.append(edge)
+        at = edge.base  # type: ignore[assignment]
+    return tuple(reversed(route))
+
+
+def reachable(edges: Iterable[Edge]) -> set[int]:
+    """Versions that someone who holds nothing can get to."""
+    leaving: dict[int | None, list[int]] = defaultdict(list)
+    for edge in edges:
+        leaving[edge.base].append(edge.result)
+    found: set[int] = set()
+    ahead = list(leaving[None])
+    while ahead:
+        at = ahead.pop()
+        if at not in found:
+            found.add(at)
+            ahead += leaving[at]
+    return found
+
+
+def route_bytes(route: Route) -> int:
+    return sum(edge.nbytes for edge in route)
+
+
+def squashes_due(
+    first: int, head: int, have: Collection[tuple[int, int]], levels: Iterable[int] = LEVELS
+) -> Iterator[tuple[int, int]]:
+    """(base, result) of the squashes to cut, narrow ones first, since wide ones are made from them.
+
+    ``first`` is the oldest version that can still be reached.
+    """
+    for level in levels:
+        for base in range(-(-first // level) * level, head - level + 1, level):
+            if (base, base + level) not in have:
+                yield base, base + level

@@ -1,0 +1,104 @@
+"""Cutting squashes: the difference of two versions as one patch, proven by applying it before anyone sees it.
+
+Whoever squashes holds two copies of the weights per level, the base of the next squash and its result; the trainer is
+not asked for anything. Kept folders make the next run begin where this one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from weightcast.chain import Chain
+from weightcast.container import FileSource
+from weightcast.errors import ChannelError
+from weightcast.files import Report, silent
+from weightcast.holder import Staged, StagedPatch
+from weightcast.keys import Position
+from weightcast.mirror import Mirror
+from weightcast.notes import write_index
+from weightcast.offline import write_patch
+from weightcast.plan import LEVELS, Edge, reachable, squashes_due
+from weightcast.policy import Pinned
+from weightcast.stage import stage
+from weightcast.subscriber import Subscriber
+from weightcast.wire import PatchReader
+from weightcast.workers import ONE, Workers
+
+
+def due(chain: Chain, levels: tuple[int, ...] = LEVELS) -> list[tuple[int, int]]:
+    """The squashes to cut now, narrow ones first."""
+    head = chain.head()
+    if head is None:
+        return []
+    newest = head.position.version
+    edges = chain.edges(None, newest)
+    have = {(edge.base, edge.result) for edge in edges if edge.base is not None}
+    there = reachable(edges) & {newest, *chain.versions()}
+    wanted = squashes_due(min(there, default=0), newest, have, levels)
+    return [(base, result) for base, result in wanted if base in there and result in there]
+
+
+def squash(
+    chain: Chain,
+    scratch: Path,
+    *,
+    levels: tuple[int, ...] = LEVELS,
+    workers: Workers = ONE,
+    report: Report = silent,
+) -> Iterator[Edge]:
+    """Cut every squash that is due, giving out each once it is in the bucket; ``scratch`` keeps the weights."""
+    scratch.mkdir(exist_ok=True)
+    planned = due(chain, levels)
+    for level in levels:
+        wanted = [(base, result) for base, result in planned if result - base == level]
+        if not wanted:
+            continue
+        with ExitStack() as opened:
+            before, after = (
+                opened.enter_context(Subscriber(chain.store, scratch / f"{level}-{name}", threads=workers.threads))
+                for name in ("base", "result")
+            )
+            for base, result in wanted:
+                yield _cut(chain, before, after, base, result, scratch, workers, report)
+    if planned:
+        write_index(chain)
+
+
+def _cut(
+    chain: Chain,
+    before: Subscriber,
+    after: Subscriber,
+    base: int,
+    result: int,
+    scratch: Path,
+    workers: Workers,
+    report: Report,
+) -> Edge:
+    old, new = _bring(before, base), _bring(after, result)
+    assert old.weights is not None
+    assert new.weights is not None
+    assert old.standing is not None
+    position = Position(result, new.standing.position if new.standing else "")
+    made = old.workshop / "squash"
+    staged = old.workshop / "staged" / "squash"
+    write_patch(old.weights, new.weights, made, "banded", workers, report)
+    # The proof: applied to the base, it gives the result. Then the base is where the next squash begins.
+    with FileSource(made) as source:
+        reached = stage(PatchReader(source), old.weights, old.standing, staged, workers, report)
+    edge = chain.put_squash(base, position, made)
+    made.unlink()
+    old.take(Staged(position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+    return edge
+
+
+def _bring(subscriber: Subscriber, version: int) -> Mirror:
+    subscriber.policy = Pinned(version)
+    staged = subscriber.poll()
+    if staged is not None:
+        subscriber.apply(staged)
+    holder = subscriber.holder
+    if subscriber.position is None or subscriber.position.version != version or not isinstance(holder, Mirror):
+        raise ChannelError(f"version {version} cannot be reached", file=subscriber.chain.store.url)
+    return holder

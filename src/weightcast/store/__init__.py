@@ -1,0 +1,74 @@
+"""Buckets: one small protocol, and what speaks it.
+
+`base` has the protocol; `memory`, `file`, `object` and `http` are the kinds of buckets; `patient` retries and bounds
+every call; `probe` finds out what a bucket is good for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import urllib.parse
+from pathlib import Path
+
+from weightcast.errors import UsageError
+from weightcast.store.base import Store
+from weightcast.store.file import FileStore
+from weightcast.store.http import HttpStore
+from weightcast.store.memory import memory_named
+from weightcast.store.object import SCHEMES, ObjectStore
+from weightcast.store.patient import Patient
+
+_KNOWN = ["file", "memory", *SCHEMES, "http", "https"]
+_EXAMPLES = "A folder, or file:///folder, s3://bucket/folder, gs://…, az://…, https://host/folder, memory://name."
+
+
+def open_store(url: str | Path) -> Store:
+    """The bucket at ``url``, or the folder of that path. Nothing is asked of it yet.
+
+    Credentials and endpoints are those of the clouds' own environment variables.
+    """
+    if isinstance(url, Path):
+        return Patient(FileStore(url))
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        _refuse_slip(url)
+        return Patient(FileStore(Path(url).expanduser()))
+    scheme = scheme.lower()
+    if scheme == "file":
+        return Patient(FileStore(_path_of(url)))
+    if scheme == "memory" and re.fullmatch(r"[\w.-]+", rest):
+        return Patient(memory_named(rest), timeout=None)
+    if scheme in SCHEMES:
+        return Patient(ObjectStore(f"{scheme}://{rest}"))
+    if scheme in ("http", "https"):
+        return Patient(HttpStore(f"{scheme}://{rest}"))
+    raise _unknown(url, scheme)
+
+
+def _refuse_slip(url: str) -> None:
+    """`UsageError` for what would be taken for a path and is none."""
+    if not url or "\0" in url:
+        raise UsageError("no bucket is named", hint=_EXAMPLES)
+    scheme, colon, rest = url.partition(":")
+    if colon and "/" not in scheme and not Path(url).exists() and (near := _nearest(scheme)):
+        raise UsageError(
+            f"not the address of a bucket: {url!r}", hint=f"Did you mean {near}://{rest.lstrip('/')}? {_EXAMPLES}"
+        )
+
+
+def _unknown(url: str, scheme: str) -> UsageError:
+    near = "" if scheme in _KNOWN else _nearest(scheme)
+    guess = f"Did you mean {near}://{url.partition('://')[2]}? " if near else ""
+    return UsageError(f"not the address of a bucket: {url!r}", hint=guess + _EXAMPLES)
+
+
+def _nearest(scheme: str) -> str:
+    return next(iter(difflib.get_close_matches(scheme.lower(), _KNOWN, 1, 0.5)), "")
+
+
+def _path_of(url: str) -> Path:
+    path = urllib.parse.unquote(url.partition("://")[2].removeprefix("localhost"))
+    if not path.startswith("/") or "\0" in path:
+        raise UsageError(f"not the address of a folder: {url!r}", hint="It is file:// and then a path from the root.")
+    return Path(path)

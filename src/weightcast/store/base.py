@@ -1,0 +1,105 @@
+"""What every bucket can do, and nothing that only some can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from weightcast.errors import UsageError
+
+Data = bytes | memoryview | Path
+"""What goes into an object: bytes, or all of a file, which is streamed."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An object as a listing shows it; ``modified`` is in seconds since 1970 by the store's own clock."""
+
+    key: str
+    size: int
+    modified: float
+
+
+class Store(Protocol):
+    """A bucket, or a folder of one. Keys are relative to it: parts joined by `/` (`is_key`).
+
+    An object appears whole or not at all. Errors are `StoreError`s: `MissingError` where a key is not there,
+    `UnreachableError` for what another attempt may cure, `AccessError` for credentials and permissions.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this is, for people; without secrets."""
+        ...
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """The object's bytes from ``start`` on, at most ``length`` of them; fewer where the object ends earlier."""
+        ...
+
+    def put(self, key: str, data: Data) -> None:
+        """Write an object, replacing one that is there. It is durable when this returns."""
+        ...
+
+    def create(self, key: str, data: Data) -> bool:
+        """Write an object unless there is one of that name: False, and nothing changed, if there is."""
+        ...
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Objects whose keys begin with ``prefix`` and sort behind ``after``, in the order of their keys' bytes."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is no error."""
+        ...
+
+
+_MAX_PART, _MAX_KEY = 255, 900
+"""Bytes: what file systems allow, and what is left of S3's 1024 for a folder of a bucket."""
+
+
+def is_key(key: str) -> bool:
+    """Whether every kind of store can hold an object of that name."""
+    return all(map(_is_part, key.split("/"))) and len(key.encode()) <= _MAX_KEY
+
+
+def _is_part(part: str) -> bool:
+    return part.isprintable() and "\\" not in part and part[:1] not in ("", ".") and len(part.encode()) <= _MAX_PART
+
+
+def check_key(key: str) -> str:
+    """The key, if it is one; `UsageError` otherwise."""
+    if not is_key(key):
+        hint = "A key is made of parts joined by `/`; none is empty, begins with a dot, or has control characters."
+        raise UsageError(f"no name for an object: {key[:100]!r}", hint=hint)
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """The prefix, if a key can begin with it; `UsageError` otherwise."""
+    if not is_key(prefix + "_"):
+        raise UsageError(f"no key begins with that: {prefix[:100]!r}")
+    return prefix
+
+
+def check_range(start: int, length: int | None) -> None:
+    """`UsageError` unless the range counts from the beginning."""
+    if start < 0 or (length is not None and length < 0):
+        raise UsageError(f"no range of bytes: {start} and {length} from there")
+
+
+def open_data(path: Path) -> BinaryIO:
+    """The file that shall become an object; `UsageError` where it cannot be read."""
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"cannot read what shall be stored: {error.strerror}", file=str(path)) from error
+
+
+def size_of(data: Data) -> int:
+    """How many bytes there are to store."""
+    if not isinstance(data, Path):
+        return memoryview(data).nbytes
+    with open_data(data) as file:
+        return file.seek(0, 2)

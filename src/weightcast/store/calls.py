@@ -1,0 +1,109 @@
+"""Calls in threads that nobody has to wait for: one that hangs does not keep the process alive."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+
+_IDLE_SECONDS = 30.0
+
+
+class Outcome(Generic[R]):
+    """What a call in another thread comes to: to be waited for once, and then asked for the result."""
+
+    def __init__(self, call: Callable[[], R]):
+        self._call = call
+        self._result: list[R] = []
+        self._error: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether it is done within that time."""
+        return self._done.acquire(timeout=-1 if seconds is None else seconds)
+
+    def result(self) -> R:
+        """What the call returned; raises what it raised."""
+        if self._error is None:
+            return self._result.pop()
+        try:
+            raise self._error
+        finally:
+            self._error = None  # or the error and its traceback keep each other alive
+
+    def run(self) -> None:
+        with self:
+            self._result.append(self._call())
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        self._error = error
+        return True
+
+    def announce(self) -> None:
+        self._done.release()
+
+
+class _Caller(threading.Thread):
+    """A thread for one call at a time, which waits a while for the next."""
+
+    def __init__(self) -> None:
+        super().__init__(name="weightcast-call", daemon=True)
+        self.inbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            try:
+                outcome = self.inbox.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                if _leave(self):
+                    return
+                continue
+            outcome.run()
+            with _guard:
+                _idle.append(self)
+            outcome.announce()  # behind the line above, so that the next call finds this thread
+            del outcome
+
+
+_idle: list[_Caller] = []
+_guard = threading.Lock()
+
+
+def begin(call: Callable[[], R]) -> Outcome[R]:
+    """Start a call in a thread that is idle, or in a new one."""
+    outcome = Outcome(call)
+    with _guard:
+        caller = _idle.pop() if _idle else None
+    if caller is None:
+        caller = _Caller()
+        caller.start()
+    caller.inbox.put(outcome)
+    return outcome
+
+
+def _leave(caller: _Caller) -> bool:
+    """Whether ``caller`` may end: not if somebody is about to give it a call."""
+    with _guard:
+        if caller in _idle:
+            _idle.remove(caller)
+            return True
+    return False
+
+
+def _forget() -> None:
+    """In a forked child, which has none of the threads."""
+    global _guard
+    _guard = threading.Lock()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

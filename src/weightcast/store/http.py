@@ -1,0 +1,195 @@
+"""A channel that a web server hands out: read-only, and listed by an index that whoever publishes keeps there."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from weightcast.container import parse_json
+from weightcast.errors import (
+    AccessError,
+    FormatError,
+    MissingError,
+    StoreError,
+    UnreachableError,
+    UnsupportedError,
+    UsageError,
+    VersionError,
+    about,
+)
+from weightcast.store.base import Data, Listed, check_key, check_prefix, check_range, is_key
+
+INDEX = "index.json"
+MAX_INDEX = 64 << 20
+
+_SECONDS = 30.0
+"""For one step on the socket, not for all of an answer."""
+
+_CHUNK = 1 << 20
+
+
+class HttpStore:
+    """Objects below an `http` or `https` address. Proxies and certificates are as Python's `urllib` finds them."""
+
+    def __init__(self, url: str):
+        parsed = urllib.parse.urlsplit(url)
+        if "@" in parsed.netloc or parsed.query or parsed.fragment or not parsed.hostname:
+            shown = urllib.parse.urlunsplit((parsed.scheme, parsed.netloc.rpartition("@")[2], parsed.path, "", ""))
+            hint = "Give host and folder; no password, `?` or `#`."
+            raise UsageError("not the address of a folder on a web server", file=shown, hint=hint)
+        self._url = url.rstrip("/")
+        self._opener = urllib.request.build_opener(_Redirects)
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
+        request = urllib.request.Request(f"{self._url}/{urllib.parse.quote(check_key(key))}")
+        request.add_header("Accept-Encoding", "identity")
+        if start or length:
+            request.add_header("Range", f"bytes={start}-{start + length - 1 if length else ''}")
+        with self._translating(key):
+            try:
+                with self._opener.open(request, timeout=_SECONDS) as answer:
+                    return self._body(answer, key, start, length)
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return b""
+                raise
+
+    def _body(self, answer: Any, key: str, start: int, length: int | None) -> bytes:
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            hint = "Turn compression off for this folder of the web server."
+            raise StoreError("the web server changes the bytes on their way", url=self.url, key=key, hint=hint)
+        if answer.status != http.client.PARTIAL_CONTENT:
+            _skip(answer, start)  # the server does not know ranges, as Python's own
+        elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise StoreError("the web server answers with another range than asked for", url=self.url, key=key)
+        return _read(answer, length)
+
+    def put(self, key: str, data: Data) -> None:
+        raise self._read_only(key)
+
+    def create(self, key: str, data: Data) -> bool:
+        raise self._read_only(key)
+
+    def delete(self, key: str) -> None:
+        raise self._read_only(key)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        return self._list(check_prefix(prefix), after)
+
+    def _list(self, prefix: str, after: str) -> Iterator[Listed]:
+        try:
+            index = self.get(INDEX, 0, MAX_INDEX + 1)
+        except MissingError:
+            return
+        with about(file=f"{self._url}/{INDEX}"):
+            yield from (listed for listed in read_index(index) if listed.key.startswith(prefix) and listed.key > after)
+
+    def _read_only(self, key: str) -> UnsupportedError:
+        hint = "Publish to the folder or bucket that the web server shows."
+        return UnsupportedError("nothing can be written over http", url=self.url, key=key, hint=hint)
+
+    @contextmanager
+    def _translating(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except urllib.error.HTTPError as error:
+            raise _refusal(error.code, self.url, key) from None
+        except urllib.error.URLError as error:
+            raise self._silence(error.reason, key) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silence(error, key) from None
+
+    def _silence(self, reason: object, key: str) -> UnreachableError:
+        problem, hint = "the connection broke", None
+        if isinstance(reason, socket.gaierror):
+            problem, hint = "the host's name is not known", "Check the address and the name server."
+        elif isinstance(reason, ssl.SSLCertVerificationError):
+            problem = f"the host's certificate is not trusted: {reason.verify_message}"
+            hint = "Set SSL_CERT_FILE to the certificates of your authority."
+        elif isinstance(reason, ssl.SSLError):
+            problem, hint = "the host does not speak TLS as expected", "Check `http` or `https`, and the port."
+        elif isinstance(reason, ConnectionRefusedError):
+            problem, hint = "nothing answers at that address", "Check host and port, and whether the server runs."
+        elif isinstance(reason, TimeoutError):
+            problem, hint = f"no answer within {_SECONDS:.0f} s", "Check the link and the proxy."
+        return UnreachableError(problem, url=self.url, key=key, hint=hint)
+
+
+def index_bytes(objects: Iterable[Listed]) -> bytes:
+    """An index of these objects, as `read_index` reads it."""
+    rows = [[listed.key, listed.size, listed.modified] for listed in objects]
+    return json.dumps({"format": 1, "objects": rows}, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def read_index(data: bytes) -> list[Listed]:
+    """The objects that an index names, in the order of their keys; `FormatError` if it is none."""
+    if len(data) > MAX_INDEX:
+        raise FormatError(f"the index has more than {MAX_INDEX} bytes")
+    index = parse_json(data, "index")
+    if not isinstance(index, dict) or index.keys() != {"format", "objects"} or not isinstance(index["objects"], list):
+        raise FormatError("the index has other fields than format and objects")
+    if index["format"] != 1:
+        raise VersionError(f"an index of format {index['format']!r}", hint="Update weightcast.")
+    return sorted(map(_row, index["objects"]), key=lambda listed: listed.key)
+
+
+def _row(row: Any) -> Listed:
+    if not isinstance(row, list) or len(row) != 3:
+        raise FormatError("a row of the index has not three fields")
+    key, size, modified = row
+    if not isinstance(key, str) or not is_key(key):
+        raise FormatError("a row of the index has no key")
+    if type(size) is not int or size < 0 or type(modified) not in (int, float) or not 0 <= modified < 1e12:
+        raise FormatError("a row of the index has an impossible size or time")
+    return Listed(key, size, float(modified))
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are followed, but not from `https` to `http`."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        if req.type == "https" and not newurl.lower().startswith("https:"):
+            raise urllib.error.HTTPError(req.full_url, code, "redirected to an unprotected address", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _refusal(status: int, url: str, key: str) -> StoreError:
+    if status in (404, 410):
+        return MissingError("no such object", url=url, key=key)
+    if status in (401, 403, 407):
+        hint = "The web server must let everybody read here, as nothing is sent that says who asks."
+        return AccessError(f"the web server refuses it ({status})", url=url, key=key, hint=hint)
+    if status in (408, 425, 429) or status >= 500:
+        return UnreachableError(f"the web server cannot answer now ({status})", url=url, key=key)
+    return StoreError(f"the web server answers with status {status}", url=url, key=key, hint="Check the address.")
+
+
+def _skip(answer: IO[bytes], nbytes: int) -> None:
+    while nbytes and (got := len(answer.read(min(nbytes, _CHUNK)))):
+        nbytes -= got
+
+
+def _read(answer: http.client.HTTPResponse, length: int | None) -> bytes:
+    return answer.read() if length is None else answer.read(length)

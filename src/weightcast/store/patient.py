@@ -1,0 +1,108 @@
+"""Patience with a store: a call that takes too long is given up, and what another attempt may cure is tried again."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TypeVar
+
+from weightcast.errors import UnreachableError
+from weightcast.store.base import Data, Listed, Store, check_prefix, size_of
+from weightcast.store.calls import begin
+
+R = TypeVar("R")
+
+_SLOWEST = 1e6
+"""Bytes per second that a link must carry for its calls not to be given up."""
+
+_UNKNOWN = 64 << 20
+"""Bytes that are granted to a `get` that does not say how many it wants."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 20.0
+_FIRST_PAGE, _LARGEST_PAGE = 16, 1024
+
+
+class Patient:
+    """A store that retries `UnreachableError`, bounds each call's time, and has a bounded number of calls at once.
+
+    An attempt gets ``timeout`` seconds, and more for its bytes; None: as long as it takes, without another thread.
+    A `put` that was given up may still be carried out later, even behind a newer one of the same key. A `create`
+    that was given up may have succeeded, and the next attempt says False: read back what is there and compare.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        attempts: int = 5,
+        timeout: float | None = 60.0,
+        concurrency: int = 16,
+        sleep: Callable[[float], None] = time.sleep,
+        random: Callable[[], float] = random.random,
+    ):
+        self.store = store
+        self._attempts = attempts
+        self._timeout = timeout
+        self._slots = threading.BoundedSemaphore(concurrency)
+        self._sleep = sleep
+        self._random = random
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._try(lambda: self.store.get(key, start, length), _UNKNOWN if length is None else length, key)
+
+    def put(self, key: str, data: Data) -> None:
+        return self._try(lambda: self.store.put(key, data), size_of(data), key)
+
+    def create(self, key: str, data: Data) -> bool:
+        return self._try(lambda: self.store.create(key, data), size_of(data), key)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        return self._list(check_prefix(prefix), after)
+
+    def delete(self, key: str) -> None:
+        return self._try(lambda: self.store.delete(key), 0, key)
+
+    def _list(self, prefix: str, after: str) -> Iterator[Listed]:
+        """Page by page; another attempt begins a new listing behind the last key that was given out."""
+        kept: list[Iterator[Listed]] = []
+        size = _FIRST_PAGE
+
+        def page() -> tuple[list[Listed], Iterator[Listed]]:
+            listing = kept.pop() if kept else self.store.list(prefix, after)
+            return list(islice(listing, size)), listing
+
+        while True:
+            listed, listing = self._try(page, 0, None)
+            yield from listed
+            if len(listed) < size:
+                return
+            kept.append(listing)
+            after = listed[-1].key
+            size = min(2 * size, _LARGEST_PAGE)
+
+    def _try(self, call: Callable[[], R], nbytes: int, key: str | None) -> R:
+        for attempt in range(1, self._attempts):
+            try:
+                return self._once(call, nbytes, key)
+            except UnreachableError:
+                pause = min(_FIRST_PAUSE * 2.0 ** (attempt - 1), _LONGEST_PAUSE)
+            self._sleep(pause * (0.5 + self._random() / 2))
+        return self._once(call, nbytes, key)
+
+    def _once(self, call: Callable[[], R], nbytes: int, key: str | None) -> R:
+        with self._slots:
+            if self._timeout is None:
+                return call()
+            limit = self._timeout + nbytes / _SLOWEST
+            outcome = begin(call)
+            if not outcome.wait(limit):
+                hint = "Check the link, or allow more time."
+                raise UnreachableError(f"no answer within {limit:.3g} s", url=self.url, key=key, hint=hint)
+            return outcome.result()

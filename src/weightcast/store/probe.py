@@ -1,0 +1,36 @@
+"""What a store is asked before it is relied on."""
+
+from __future__ import annotations
+
+import secrets
+
+from weightcast.errors import UnreachableError
+from weightcast.store.base import Store
+
+PROBES = "probe/"
+
+
+def honours_create(store: Store) -> bool:
+    """Whether a second `create` of a name fails and leaves the first one's bytes, as it must to fence writers off.
+
+    Some servers take the condition for a wish and overwrite. Asked without haste, one call behind the other.
+    """
+    key = PROBES + secrets.token_hex(16)
+    try:
+        store.create(key, b"first")  # False where a retry met its own first attempt
+        return not store.create(key, b"second") and store.get(key) == b"first"
+    finally:
+        store.delete(key)
+
+
+def clock(store: Store) -> float:
+    """The store's own time, in seconds since 1970: what the ``modified`` of its objects is measured by."""
+    key = PROBES + secrets.token_hex(16)
+    store.put(key, b"clock")
+    try:
+        for listed in store.list(key):
+            return listed.modified
+    finally:
+        store.delete(key)
+    hint = "Try again; a store whose listings lag behind its writes is not supported."
+    raise UnreachableError("an object just written is not listed", url=store.url, key=key, hint=hint)
