@@ -45,6 +45,7 @@ class Receipt:
     def __init__(self, step: int | None):
         self.step = step
         self._future: Future[Manifest] = Future()
+        self._future.set_running_or_notify_cancel()  # a task that awaits it may be cancelled, the commit may not
 
     def result(self, timeout: float | None = None) -> Manifest:
         """The commit; raises what prevented it, or `TimeoutError`."""
@@ -202,13 +203,8 @@ class Publisher:
                 if self._closing and (self._failure is not None or self._pending is None):
                     self._give_up()
                     return
-                self._active = job = self._again or self._pending
-                if self._again is not None:
-                    self._again = None
-                else:
-                    self._pending = None
+                self._active = job = self._next()
                 self._kicked = False
-            assert job is not None
             try:
                 self._commit(job)
             except StoreError as error:
@@ -220,6 +216,16 @@ class Publisher:
                 with self._lock:
                     self._active, self._failure = None, None
                     self._lock.notify_all()
+
+    def _next(self) -> _Job:
+        """What to send now. What failed before a commit was tried goes together with what came meanwhile."""
+        failed, waiting = self._again, self._pending
+        self._again = None
+        if failed is not None and (waiting is None or failed.manifest is not None):
+            return failed
+        assert waiting is not None
+        self._pending = None
+        return waiting if failed is None else failed.merged(waiting)
 
     def _commit(self, job: _Job) -> None:
         if job.manifest is None:
@@ -240,13 +246,10 @@ class Publisher:
         return codec, data
 
     def _put_back(self, job: _Job, error: StoreError) -> None:
-        """Keep what could not be sent: by itself if a commit was tried, else merged with what came meanwhile."""
+        """Keep what could not be sent, and wait a while, or until someone is in a hurry."""
         with self._lock:
             self._failure, self._failures = error, self._failures + 1
-            if self._pending is not None and job.manifest is None:
-                self._pending = job.merged(self._pending)
-            else:
-                self._again = job
+            self._again = job
             self._active = None
             self._lock.notify_all()
             self._lock.wait_for(lambda: self._kicked or self._closing, _RETRY_AFTER)

@@ -78,9 +78,8 @@ class Subscriber:
         channel = self._chain.channel
         if isinstance(holds, (str, Path)):
             return Mirror(holds, channel.id, channel.table, self._workers, self._report)
-        holder = MemoryHolder(holds, self._workers)
         refuse_other_table(channel.table, holds.table)
-        return holder
+        return MemoryHolder(holds, self._workers)
 
     @property
     def chain(self) -> Chain:
@@ -135,9 +134,15 @@ class Subscriber:
 
     def _look(self) -> Manifest | None:
         """The head, as far as it is of interest; None where nothing is new. One small request when idle."""
-        at = self._holder.version
-        if at is None or self._idle >= _LOOK_FURTHER:
+        try:
+            at = self._holder.version
+            return self._look_anew() if at is None or self._idle >= _LOOK_FURTHER else self._look_ahead(at)
+        except ChannelError:
+            if not self._follow_reset():
+                raise
             return self._look_anew()
+
+    def _look_ahead(self, at: int) -> Manifest | None:
         following = self._chain.after(at)
         if following is None:
             self._idle += 1
@@ -157,13 +162,15 @@ class Subscriber:
             self._holder.locate(self._chain.find(self._holder.standing.position, head))
         return head
 
-    def _follow_reset(self) -> None:
-        """A channel that was started over is another one; the weights held may well be a version of it."""
+    def _follow_reset(self) -> bool:
+        """Take up the channel that was begun in the place of ours, if so; what is held may well be a version of it."""
         chain = Chain.open(self._chain.store)
-        if chain.channel.id != self._chain.channel.id:
-            self._chain = chain
-            self._holder.close()
-            self._holder = self._hold(self._holds)
+        if chain.channel.id == self._chain.channel.id:
+            return False
+        self._chain = chain
+        self._holder.close()
+        self._holder = self._hold(self._holds)
+        return True
 
     def _reach(self, goal: Manifest) -> Staged:
         avoid: set[str] = set()
