@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +29,18 @@ def redo_path(target: Path) -> Path:
 class Checkpoint:
     """An open checkpoint. Tensors are read and written whole, into and from memory of the caller's."""
 
-    def __init__(self, path: Path | str, *, writable: bool = False, interrupted: bool = False):
-        """Open and check all headers; ``interrupted`` permits one that an apply has left half changed."""
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        writable: bool = False,
+        interrupted: bool = False,
+    ):
+        """Open and check all headers; ``interrupted`` permits one that an apply has left half changed.
+
+        Files do not say which tensors go by several names: whoever knows passes ``aliases``.
+        """
         self.path = path = Path(path)
         with ExitStack() as opening:
             self._containers: dict[str, Container] = {}
@@ -43,11 +54,12 @@ class Checkpoint:
                 self._claim(str(file), container, expected)
             others = set(self.files) if path.is_dir() else {path.parent}
             _refuse_interrupted(others if interrupted else {path, *others})
-            self.table = TensorTable.of(
+            specs = (
                 TensorSpec(name, entry.dtype, entry.shape)
                 for container in self._containers.values()
                 for name, entry in container.entries.items()
             )
+            self.table = TensorTable.of(specs, aliases)
             self._close = opening.pop_all().close
 
     def _claim(self, file: str, container: Container, expected: set[str] | None) -> None:

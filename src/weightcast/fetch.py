@@ -77,7 +77,7 @@ def stage_route(
             try:
                 if edge.base is None:
                     folder, layers, patches = arrived.path, [], []
-                    state = opened.enter_context(Checkpoint(folder))
+                    state = opened.enter_context(Checkpoint(folder, aliases=dict(chain.channel.table.aliases)))
                     refuse_other_table(chain.channel.table, state.table)
                     standing = standing_of(state, workers, report)
                     anchor_digests = standing.digests

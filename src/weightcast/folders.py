@@ -53,7 +53,7 @@ def init(
         return _init(store, weights, {}, reference, step, writer, workers, report)
     with tempfile.TemporaryDirectory(prefix="weightcast-") as folder:
         save(weights, Path(folder))
-        with Checkpoint(folder) as checkpoint:
+        with Checkpoint(folder, aliases=dict(weights.table.aliases)) as checkpoint:
             return _init(store, checkpoint, _files_of(checkpoint), None, step, writer, workers, report)
 
 
@@ -126,8 +126,9 @@ def publish(
     A checkpoint that is the head already is not published again.
     """
     writer = writer or new_writer()
-    with Checkpoint(checkpoint) as new:
-        chain = open_for_writing(channel, new.table, writer)
+    store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+    with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
+        chain = open_for_writing(store, new.table, writer)
         with Subscriber(chain.store, mirror, threads=workers.threads, report=report) as subscriber:
             keeper = subscriber.holder
             assert isinstance(keeper, Mirror)

@@ -131,7 +131,7 @@ class Mirror:
             hint = f"Finish it with `weightcast apply --resume {self.folder}`."
             raise CheckpointError("an apply in place was interrupted here", file=str(self.folder), hint=hint)
         try:
-            self._files = Checkpoint(self.folder, interrupted=True)
+            self._files = Checkpoint(self.folder, aliases=dict(self.table.aliases), interrupted=True)
         except WeightcastError:
             if self.adopted and any(path.name != MIRROR for path in self.folder.iterdir()):
                 raise

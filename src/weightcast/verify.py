@@ -100,10 +100,10 @@ def verify_deep(
     try:
         for version in sorted({edge.result for edge in edges if edge.base is None} | set(chain.versions())):
             report("versions", version, newest)
-            for edge in (edge for edge in edges if edge.base is None and edge.result == version):
-                yield edge.key, _walk(chain, walker, edge, workers, only_if_lost=True)
             for edge in (edge for edge in edges if edge.result == version and edge.key.startswith(DELTAS)):
                 yield edge.key, _walk(chain, walker, edge, workers)
+            for edge in (edge for edge in edges if edge.base is None and edge.result == version):
+                yield edge.key, _walk(chain, walker, edge, workers, only_if_lost=True)
             for edge in (edge for edge in edges if edge.base == version and edge.key.startswith(SQUASHES)):
                 if walker.version == version:
                     yield edge.key, _try_squash(chain, walker, edge, workers)
