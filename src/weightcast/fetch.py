@@ -27,7 +27,7 @@ from weightcast.errors import (
     WeightcastError,
 )
 from weightcast.files import Report, require_space, silent
-from weightcast.holder import Holder, Staged, StagedPatch
+from weightcast.holder import Holder, Staged, StagedPatch, position_of
 from weightcast.keys import RECORD, Position, read_squash_key
 from weightcast.manifest import Manifest, ObjectRef
 from weightcast.plan import Edge, Route, route_bytes
@@ -96,7 +96,8 @@ def stage_route(
             if edge.base is None:
                 anchor = Position(edge.result, standing.position)
         assert standing is not None
-        return Staged(goal.position, standing, anchor, anchor_digests, folder, tuple(patches), route_bytes(route))
+        start, nbytes = position_of(holder), route_bytes(route)
+        return Staged(start, goal.position, standing, anchor, anchor_digests, folder, tuple(patches), nbytes)
 
 
 def _stage_one(
@@ -141,8 +142,13 @@ def _arrivals(chain: Chain, incoming: Path, route: Route, goal: Manifest, report
             while waiting:
                 yield waiting.pop(0).result()
         finally:
+            progress.stopped = True
             for future in waiting:
                 future.cancel()
+
+
+class _StoppedError(Exception):
+    """Ends a download that nobody waits for."""
 
 
 class _Progress:
@@ -151,9 +157,13 @@ class _Progress:
     def __init__(self, report: Report, total: int):
         self._report, self._total = report, total
         self._done: dict[str, int] = {}
+        self.stopped = False
+        """Set when nobody waits any more: downloads under way end at their next part, and can be resumed."""
 
     def of(self, key: str) -> Report:
         def one(stage: str, done: int, total: int) -> None:
+            if self.stopped:
+                raise _StoppedError
             self._done[key] = done
             self._report("fetch", min(sum(self._done.values()), self._total), self._total)
 

@@ -179,5 +179,5 @@ def _publish(
         ref = chain.put_delta(position, made)
         manifest = chain.draft(position, head, ref, codec, written.changed, step, writer)
         chain.commit(manifest)
-        keeper.take(Staged(position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+        keeper.take(Staged(head, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
     return manifest

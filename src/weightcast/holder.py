@@ -34,6 +34,8 @@ class StagedPatch:
 class Staged:
     """All that must be written to bring a holder to ``position``: perhaps a whole checkpoint, then some patches."""
 
+    start: Position | None
+    """Where the holder stood; what was staged leads on from there only."""
     position: Position
     standing: Fingerprint
     anchor: Position | None
@@ -76,7 +78,17 @@ class Holder(Protocol):
         """Hold what was staged. Doing it again after an interruption completes it."""
         ...
 
+    def fold(self) -> bool:
+        """Bring what others read up to what is held, if that lags behind; False if others prevent it."""
+        ...
+
     def close(self) -> None: ...
+
+
+def position_of(holder: Holder) -> Position | None:
+    """Where a holder stands, if it is a version that it knows."""
+    version, standing = holder.version, holder.standing
+    return Position(version, standing.position) if version is not None and standing else None
 
 
 class MemoryHolder:
@@ -124,6 +136,9 @@ class MemoryHolder:
             patch.path.unlink()
         if staged.folder is not None:
             shutil.rmtree(staged.folder)
+
+    def fold(self) -> bool:
+        return True
 
     def close(self) -> None:
         self._folder.cleanup()

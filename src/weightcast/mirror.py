@@ -326,6 +326,8 @@ class Mirror:
 def reading(folder: Path | str) -> Iterator[Checkpoint]:
     """The files of a mirror, at rest: nothing is folded into them meanwhile."""
     folder = Path(folder)
+    if not (folder / MIRROR).is_dir():
+        raise CheckpointError("this is no mirror", file=str(folder), hint="`weightcast pull URL FOLDER` makes one.")
     with locked(folder / MIRROR / "lock", shared=True), Checkpoint(folder) as files:
         yield files
 

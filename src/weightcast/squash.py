@@ -89,7 +89,7 @@ def _cut(
         reached = stage(PatchReader(source), old.weights, old.standing, staged, workers, report)
     edge = chain.put_squash(base, position, made)
     made.unlink()
-    old.take(Staged(position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+    old.take(Staged(None, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
     return edge
 
 

@@ -14,10 +14,18 @@ from types import TracebackType
 from weightcast.bits import Target
 from weightcast.chain import Chain, edge_of
 from weightcast.detect import refuse_other_table
-from weightcast.errors import AccessError, ChannelError, MissingError, StoreError, UnsupportedError, WeightcastError
+from weightcast.errors import (
+    AccessError,
+    ChannelError,
+    MissingError,
+    StoreError,
+    UnsupportedError,
+    UsageError,
+    WeightcastError,
+)
 from weightcast.fetch import BadEdgeError, forget_downloads, stage_route
 from weightcast.files import Report, silent
-from weightcast.holder import Holder, MemoryHolder, Staged
+from weightcast.holder import Holder, MemoryHolder, Staged, position_of
 from weightcast.keys import Position, check_name
 from weightcast.manifest import Heartbeat, Manifest
 from weightcast.mirror import Mirror
@@ -92,8 +100,7 @@ class Subscriber:
     @property
     def position(self) -> Position | None:
         """Where the weights stand; None if they are no version of the channel, or not found out yet."""
-        version, standing = self._holder.version, self._holder.standing
-        return Position(version, standing.position) if version is not None and standing else None
+        return position_of(self._holder)
 
     # -- poll --------------------------------------------------------------------------------------------------------
 
@@ -224,11 +231,18 @@ class Subscriber:
 
     def apply(self, staged: Staged) -> Position:
         """Write what `poll` staged; returns where the weights stand now."""
+        if self.position not in (None, staged.start):
+            hint = "Poll again."
+            raise UsageError(f"this was staged for version {staged.start}, not for {self.position}", hint=hint)
         self._holder.take(staged)
         forget_downloads(self._holder)
         self._idle = 0
         self._beat()
         return staged.position
+
+    def fold(self) -> None:
+        """Bring a mirror's files up to the version it holds, waiting for those who read them."""
+        self._holder.fold()
 
     def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position]:
         """Poll and apply until `stop`, giving out each position reached.
