@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,19 +96,29 @@ def verify_deep(
         return
     newest = head.position.version
     edges = chain.edges(None, newest)
+    arriving, leaving = _by(edges, lambda edge: edge.result), _by(edges, lambda edge: edge.base)
     walker = Mirror(scratch, chain.channel.id, chain.channel.table, workers)
     try:
         for version in sorted({edge.result for edge in edges if edge.base is None} | set(chain.versions())):
             report("versions", version, newest)
-            for edge in (edge for edge in edges if edge.result == version and edge.key.startswith(DELTAS)):
-                yield edge.key, _walk(chain, walker, edge, workers)
-            for edge in (edge for edge in edges if edge.base is None and edge.result == version):
-                yield edge.key, _walk(chain, walker, edge, workers, only_if_lost=True)
-            for edge in (edge for edge in edges if edge.base == version and edge.key.startswith(SQUASHES)):
-                if walker.version == version:
+            for edge in arriving.get(version, ()):
+                if edge.key.startswith(DELTAS):
+                    yield edge.key, _walk(chain, walker, edge, workers)
+            for edge in arriving.get(version, ()):
+                if edge.base is None:
+                    yield edge.key, _walk(chain, walker, edge, workers, only_if_lost=True)
+            for edge in leaving.get(version, ()):
+                if edge.key.startswith(SQUASHES) and walker.version == version:
                     yield edge.key, _try_squash(chain, walker, edge, workers)
     finally:
         walker.close()
+
+
+def _by(edges: list[Edge], version: Callable[[Edge], int | None]) -> dict[int | None, list[Edge]]:
+    found: dict[int | None, list[Edge]] = {}
+    for edge in edges:
+        found.setdefault(version(edge), []).append(edge)
+    return found
 
 
 def _walk(chain: Chain, walker: Mirror, edge: Edge, workers: Workers, only_if_lost: bool = False) -> Finding | None:
