@@ -1,11 +1,17 @@
-"""Set up once for all tests: compiled kernels, and Hypothesis without deadlines (machines are noisy)."""
+"""Set up once for all tests: compiled kernels, Hypothesis without deadlines (machines are noisy), a real S3."""
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import faults
 import pytest
 from hypothesis import HealthCheck, settings
 from liars import World
+from rgw import Endpoint, UnavailableError, serving
 
 # Before torch is imported anywhere: some virtual machines advertise AMX and die in the first bf16 product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -25,3 +31,39 @@ def _kernels() -> None:
 def world(tmp_path: Path) -> World:
     """A small model on disk and in memory, and honest patches of it."""
     return World(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def rgw(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    """A real S3, found by all that read AWS_*; where there can be none, its tests are skipped, but never in CI."""
+    with ExitStack() as stack:
+        try:
+            endpoint = stack.enter_context(serving())
+        except UnavailableError as error:
+            if os.environ.get("CI"):
+                pytest.fail(f"no Ceph gateway: {error}")
+            request.config.get_terminal_writer().line(f"\nSKIPPED: every test on a real S3, because: {error}", red=True)
+            pytest.skip(f"no Ceph gateway: {error}")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in endpoint.environment().items():
+            patch.setenv(name, value)
+        yield endpoint
+
+
+@pytest.fixture
+def ram(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is such a thing: for tests that write thousands of small files."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(prefix="weightcast-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if faults.INJECTED:
+        counts = ", ".join(f"{operation} {count}" for operation, count in sorted(faults.INJECTED.items()))
+        terminalreporter.write_line(f"faults injected: {faults.INJECTED.total()} ({counts})")

@@ -16,7 +16,7 @@ Through a bucket, or a folder that stands for one:
 >>> bucket = tempfile.mkdtemp()
 >>> _ = wc.init(bucket, here)
 >>> with wc.Publisher(bucket, here) as publisher, wc.Subscriber(bucket, there) as subscriber:
-...     here.read("w")[7] = 0x3F800000                                # a training step
+...     here.read("w")[500] = 0x3F800000                              # a training step
 ...     version = publisher.publish(step=1).result().position
 ...     staged = subscriber.poll()                                    # fetched, decoded, proven; nothing touched yet
 ...     subscriber.apply(staged) == version

@@ -158,7 +158,7 @@ class _Download:
         data = outcome.result()
         expected = min(self.part_size, self.size - at)
         if len(data) != expected:
-            found = f"at least {at + len(data)}" if len(data) > expected else f"only {at + len(data)}"
+            found = f"{'at least' if len(data) > expected else 'only' if data else 'at most'} {at + len(data)}"
             problem = f"the object has {found} bytes and should have {self.size}"
             raise FormatError(problem, file=self.name, hint=_DAMAGED)
         return data

@@ -61,7 +61,7 @@ _CAUSES: list[tuple[str, str, str]] = [
     ("dns error", "the endpoint's name is not known", "Check the endpoint and the name server."),
     ("ConnectionRefused", "nothing answers at the endpoint", "Check host and port, and whether the server runs."),
     (
-        "certificate",
+        "InvalidCertificate",
         "the endpoint's certificate is not trusted",
         "Set SSL_CERT_FILE to the certificates of your authority.",
     ),
@@ -71,7 +71,15 @@ _CAUSES: list[tuple[str, str, str]] = [
     ("NetworkUnreachable", "there is no way to the endpoint's network", "Check the link."),
 ]
 
-_LOGIN_FAILURES = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "token request", "MissingAccount")
+_LOGIN_FAILURES = (
+    "169.254.169.254",
+    "169.254.170.2",
+    "/latest/api/token",
+    "/latest/meta-data/",
+    "metadata.google.internal",
+    "token request",
+    "MissingAccount",
+)
 
 
 def status_of(error: Exception) -> int | None:

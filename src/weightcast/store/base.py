@@ -78,7 +78,7 @@ def check_key(key: str) -> str:
 
 def check_prefix(prefix: str) -> str:
     """The prefix, if a key can begin with it; `UsageError` otherwise."""
-    if not is_key(prefix + "_"):
+    if not is_key(prefix) and not is_key(prefix + "_"):
         raise UsageError(f"no key begins with that: {prefix[:100]!r}")
     return prefix
 

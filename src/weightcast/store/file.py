@@ -161,7 +161,7 @@ class FileStore:
         with self._reading(None):
             try:
                 names = self._names(top)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 if top and self._root.is_dir():
                     return
                 raise

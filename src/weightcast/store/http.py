@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import urllib.error
@@ -74,9 +75,12 @@ class HttpStore:
             raise StoreError("the web server changes the bytes on their way", url=self.url, key=key, hint=hint)
         if answer.status != http.client.PARTIAL_CONTENT:
             _skip(answer, start)  # the server does not know ranges, as Python's own
-        elif not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        elif not _is_range(answer.headers.get("Content-Range", ""), start, length):
             raise StoreError("the web server answers with another range than asked for", url=self.url, key=key)
-        return _read(answer, length)
+        content: bytes = answer.read(length)
+        if answer.length and (length is None or len(content) < length):
+            raise http.client.IncompleteRead(content)  # which `read` with a length does not do itself
+        return content
 
     def put(self, key: str, data: Data) -> None:
         raise self._read_only(key)
@@ -191,5 +195,12 @@ def _skip(answer: IO[bytes], nbytes: int) -> None:
         nbytes -= got
 
 
-def _read(answer: http.client.HTTPResponse, length: int | None) -> bytes:
-    return answer.read() if length is None else answer.read(length)
+def _is_range(found: str, start: int, length: int | None) -> bool:
+    """Whether a Content-Range has all that was asked for, as far as the object goes."""
+    parts = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", found)
+    if not parts or int(parts[1]) != start:
+        return False
+    end = int(parts[2]) + 1
+    if parts[3] != "*" and end >= int(parts[3]):
+        return True
+    return length is not None and end >= start + length

@@ -77,9 +77,8 @@ class ObjectStore:
     def put(self, key: str, data: Data) -> None:
         import obstore
 
-        size = size_of(data)
+        size, source = _source(data)
         part = max(_PART, -(-size // _MOST_PARTS))
-        source = data if isinstance(data, Path) else memoryview(data).cast("B")
         with self._translating("write", check_key(key)):
             obstore.put(self._uploads, key, source, use_multipart=size > part, chunk_size=part)
 
@@ -87,7 +86,7 @@ class ObjectStore:
         """As `Store` says; the data are held in memory, since no store joins parts on a condition."""
         import obstore
 
-        source = data if isinstance(data, Path) else memoryview(data).cast("B")
+        _, source = _source(data)
         with self._translating("write", check_key(key)):
             try:
                 obstore.put(self._store, key, source, mode="create", use_multipart=False)
@@ -138,6 +137,11 @@ class ObjectStore:
             raise translated(error, verb, self._url, key, _LOGINS[self._kind]) from None
 
 
+def _source(data: Data) -> tuple[int, Path | memoryview]:
+    """How many bytes there are, and what obstore takes for them; `UsageError` for a file that is not there."""
+    return size_of(data), data if isinstance(data, Path) else memoryview(data).cast("B")
+
+
 def _obstore_exceptions() -> Any:
     try:
         import obstore.exceptions
@@ -175,12 +179,15 @@ def _profile() -> Any:
     """boto3's credentials, which know profiles and single sign-on; None where there is no need or no boto3."""
     if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_SKIP_SIGNATURE") or not find_spec("boto3"):
         return None
+    from botocore.exceptions import BotoCoreError
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     try:
         return Boto3CredentialProvider()
     except ValueError:
         return None
+    except BotoCoreError as error:
+        raise UsageError(f"boto3 finds no credentials: {error}", hint="Check AWS_PROFILE.") from error
 
 
 def _just_before(prefix: str) -> str:
