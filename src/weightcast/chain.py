@@ -12,7 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from weightcast.bits import TensorTable
-from weightcast.errors import ChannelError, ConflictError, FormatError, MissingError, StoreError, about
+from weightcast.errors import (
+    ChannelError,
+    ConflictError,
+    FormatError,
+    MissingError,
+    StoreError,
+    UsageError,
+    about,
+)
 from weightcast.files import Report, silent
 from weightcast.keys import (
     ANCHORS,
@@ -91,10 +99,13 @@ class Chain:
             raise ConflictError("there is a channel here already", file=store.url, hint=hint)
         fence = "create" if honours_create(store) else "list"
         channel = Channel(uuid.uuid4().hex, table, fence)
-        if fence == "list":
-            store.put(CHANNEL, channel_to_json(channel))
+        data, lost = channel_to_json(channel), "another writer made a channel here"
+        if fence == "create":
+            _create(store, CHANNEL, data, lost)
         else:
-            _create(store, CHANNEL, channel_to_json(channel), "another writer made a channel here")
+            store.put(CHANNEL, data)
+            if read_record(store, CHANNEL) != data:
+                raise _conflict(store, lost)
         return cls(store, channel)
 
     # -- read --------------------------------------------------------------------------------------------------------
@@ -169,12 +180,16 @@ class Chain:
     def _hint(self) -> int | None:
         try:
             position = readable(read_record(self.store, HEAD), head_from_json)
-        except MissingError:
+        except (MissingError, FormatError):
             return None
         return position.version if position else None
 
     def edges(self, start: int | None, goal: int) -> list[Edge]:
-        """Every way that may help from ``start`` (None: from nothing) to ``goal``, with its bytes, by listings."""
+        """Every way that may help from ``start`` (None: from nothing) to ``goal``, with its bytes, by listings.
+
+        Names do not tell what was committed: a writer that was outrun leaves a delta or an anchor of other weights, and
+        it may be the only one of its version. Whoever goes a way asks the manifest first.
+        """
         anchors = self.anchor_edges()
         first = start if start is not None else min((edge.result for edge in anchors), default=0)
         committed = set(self.versions(first))
@@ -238,13 +253,18 @@ class Chain:
             return anchor
 
     def find(self, digest: str, head: Manifest) -> int | None:
-        """The newest version whose digest this is, by the names of objects; None if no name shows it."""
+        """The newest version whose digest this is, as far as the names of objects show it; None if there is none."""
         if digest == head.position.digest:
             return head.position.version
         anchors, references = self._anchors()
         edges = [*anchors, *self.delta_edges(0, head.position.version), *self.squash_edges(0)]
         edges += [Edge(None, at.version, 0, at.folder, at.digest) for at in map(read_anchor_key, references) if at]
-        return max((edge.result for edge in edges if edge.digest == digest[:16]), default=None)
+        for version in sorted({edge.result for edge in edges if edge.digest == digest[:16]}, reverse=True):
+            # A writer that was outrun leaves objects behind: only what is committed counts.
+            with suppress(MissingError):
+                if self.manifest(version).position.digest == digest:
+                    return version
+        return None
 
     # -- write -------------------------------------------------------------------------------------------------------
 
@@ -263,20 +283,40 @@ class Chain:
         return Edge(base, position.version, size, key, position.digest[:16])
 
     def put_anchor(self, position: Position, files: Mapping[str, Path], report: Report = silent) -> ObjectRef:
-        """Upload a checkpoint and its record; what an interrupted attempt has brought there is not sent again."""
+        """Upload a checkpoint and its record; what an interrupted attempt has brought there is not sent again.
+
+        One that is there with its record is uploaded anew, which mends it if it was damaged.
+        """
+        if RECORD in files:
+            raise UsageError(f"a file of an anchor cannot be called {RECORD}", file=str(files[RECORD]))
+        before = {path: _signature(path) for path in files.values()}
         with ThreadPoolExecutor(2) as pool:
             sums = dict(zip(files, pool.map(lambda path: _sha256(path), files.values()), strict=True))
         content = json.dumps([[name, size, sha256] for name, (sha256, size) in sorted(sums.items())])
         folder = anchor_folder(position, hashlib.sha256(content.encode()).hexdigest())
-        there = {listed.key: listed.size for listed in self.store.list(folder)}
         refs = [ObjectRef(folder + name, size, sha256) for name, (sha256, size) in sorted(sums.items())]
         done, total = 0, sum(ref.size for ref in refs)
+        there = self._unfinished(folder)
         for ref in refs:
             if there.get(ref.key) != ref.size:
                 self.store.put(ref.key, files[ref.key.removeprefix(folder)])
             done += ref.size
             report("upload", done, total)
+        for path, signature in before.items():
+            if _signature(path) != signature:
+                hint = "Publish it again once nobody writes to it."
+                raise UsageError("the file changed while it was uploaded", file=str(path), hint=hint)
+        # What was there before may have been collected meanwhile, as the orphan that it was.
+        there = {listed.key: listed.size for listed in self.store.list(folder)}
+        for ref in refs:
+            if there.get(ref.key) != ref.size:
+                self.store.put(ref.key, files[ref.key.removeprefix(folder)])
         return self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
+
+    def _unfinished(self, folder: str) -> dict[str, int]:
+        """What is there of an anchor that never got its record, with sizes."""
+        there = {listed.key: listed.size for listed in self.store.list(folder)}
+        return {} if folder + RECORD in there else there
 
     def refer_anchor(self, position: Position, reference: Reference) -> ObjectRef:
         """An anchor that costs no upload: a public checkpoint, by name."""
@@ -311,6 +351,8 @@ class Chain:
         data = manifest_to_json(manifest)
         version = manifest.position.version
         lost = f"another writer committed version {version} first"
+        if self._is_stale(manifest):
+            raise _conflict(self.store, lost)
         if self.channel.fence == "create":
             _create(self.store, manifest_key(version), data, lost)
         else:
@@ -319,18 +361,38 @@ class Chain:
             self.store.put(HEAD, head_to_json(manifest.position))
 
     def _commit_listed(self, manifest: Manifest, data: bytes, lost: str) -> None:
-        """Where a store has no create-if-absent: write under our own name, look who is there, the smallest wins."""
+        """Where a store has no create-if-absent: write under our own name, and look who else is there.
+
+        Of two who do that at once at least one sees the other, and withdraws; both may.
+        """
         version, own = manifest.position.version, manifest_key(manifest.position.version, manifest.writer)
         for write in (False, True):
             if write:
                 self.store.put(own, data)
-            rivals = [key for number, key in self._commits(version) if number == version]
-            if rivals and rivals[0] != own:
+            if any(number == version and key != own for number, key in self._commits(version)):
                 if write:
                     self.store.delete(own)
                 raise _conflict(self.store, lost)
         if read_record(self.store, own) != data:
             raise _conflict(self.store, lost)
+
+    def _is_stale(self, manifest: Manifest) -> bool:
+        """Whether the channel has gone on, or was started over, without the writer of ``manifest``.
+
+        If it slept for long the manifest that should fence it off may have been collected, so that one alone is no
+        proof: there must be none behind it, and the one before it must be its base.
+        """
+        version = manifest.position.version
+        with suppress(MissingError):
+            if self.manifest(version) == manifest:
+                return False
+        if next(self.versions(version), None) is not None:
+            return True
+        try:
+            before = self.manifest(version - 1).position if version else None
+        except MissingError:
+            return True
+        return manifest.base is not None and before != manifest.base
 
 
 _LIST_THEM = "`weightcast log URL` lists those there are."
@@ -358,6 +420,11 @@ def _create(store: Store, key: str, data: bytes, lost: str) -> None:
 def _conflict(store: Store, lost: str) -> ConflictError:
     hint = "Only one may write. Stop the other, then restart this one: it goes on from the head."
     return ConflictError(lost, file=store.url, hint=hint)
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _parent(key: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from weightcast.chain import Chain, read_record
 from weightcast.container import parse_json
@@ -27,18 +28,21 @@ from weightcast.keys import (
     REPLICAS,
     SQUASHES,
     WRITER,
+    AnchorFile,
     read_anchor_key,
     read_delta_key,
     read_manifest_key,
     read_squash_key,
 )
+from weightcast.manifest import Manifest
 from weightcast.notes import heartbeats, pins, write_index
 from weightcast.plan import Edge
 from weightcast.retention import Garbage, Inventory, Kept, Retention, collectable
 from weightcast.store.base import Listed, Store
-from weightcast.store.probe import clock
+from weightcast.store.probe import PROBES, clock
 
-PROBES = "probe/"
+_READERS = 16
+"""Manifests that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -58,58 +62,100 @@ def take_stock(chain: Chain, now: float) -> tuple[Inventory, dict[str, int]]:
     head = chain.head()
     if head is None:
         raise ChannelError("the channel has no version yet", file=chain.store.url)
-    newest = head.position.version
-    manifests: dict[int, float] = {}
+    ages = {}
     for listed in chain.store.list(MANIFESTS):
         found = read_manifest_key(listed.key)
         if found:
-            manifests[found[0]] = now - listed.modified
-    kept, orphans, sizes = [], [], {}
+            ages[found[0]] = now - listed.modified
+    stock = _Stock(head.position.version, ages, _committed(chain, ages))
     for listed in (*chain.store.list(DELTAS), *chain.store.list(SQUASHES)):
-        sizes[listed.key] = listed.size
         edge = _edge(listed)
-        if edge is not None and edge.result <= newest and (edge.base is None or not _stray(chain, edge, manifests)):
-            kept.append(Kept(edge, now - listed.modified))
-        else:
-            orphans.append((listed.key, now - listed.modified))
-    for edge, age, keys in _anchors(chain, now, sizes):
-        if edge is not None and edge.result <= newest:
-            kept.append(Kept(edge, age))
-        else:
-            orphans += [(key, age) for key in keys]
+        if edge is not None:
+            stock.sort(edge, {listed.key: listed.size}, now - listed.modified)
+    for edge, sizes, age in _anchors(chain, now):
+        stock.sort(edge, sizes, age)
+    for listed in chain.store.list(PROBES):
+        stock.orphan({listed.key: listed.size}, now - listed.modified)
     replicas = tuple((beat.position.version, now - when) for beat, when in heartbeats(chain))
-    stock = Inventory(newest, manifests, tuple(kept), tuple(orphans), frozenset(pins(chain)), replicas)
-    return stock, sizes
+    return stock.inventory(frozenset(pins(chain)), replicas), stock.sizes
+
+
+def _committed(chain: Chain, versions: Iterable[int]) -> dict[int, Manifest]:
+    """The manifests themselves: names alone do not tell a way from what a writer left that was outrun, or died."""
+
+    def read(version: int) -> Manifest | None:
+        try:
+            return chain.manifest(version)
+        except (MissingError, FormatError):
+            return None
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return {found.position.version: found for found in pool.map(read, versions) if found is not None}
+
+
+@dataclass
+class _Stock:
+    """Sorts what is found into ways, what was one, and what never was."""
+
+    newest: int
+    ages: dict[int, float]
+    committed: dict[int, Manifest]
+    sizes: dict[str, int] = field(default_factory=dict)
+    ways: list[Kept] = field(default_factory=list)
+    spent: list[Kept] = field(default_factory=list)
+    orphans: list[tuple[str, float]] = field(default_factory=list)
+
+    def sort(self, edge: Edge, sizes: dict[str, int], age: float) -> None:
+        if edge.result > self.newest:
+            return  # it may be committed at any moment; once the head has passed it, it is a way or an orphan
+        self.sizes |= sizes
+        manifest = self.committed.get(edge.result)
+        unfinished = edge.base is None and edge.key + RECORD not in sizes
+        if manifest is None and edge.key.startswith(DELTAS):
+            self.spent.append(Kept(edge, age))
+        elif unfinished or (manifest is not None and not _fits(manifest, edge)):
+            self.orphan(sizes, age)
+        else:
+            self.ways.append(Kept(edge, age))
+
+    def orphan(self, sizes: dict[str, int], age: float) -> None:
+        self.sizes |= sizes
+        self.orphans += [(key, age) for key in sizes]
+
+    def inventory(self, pinned: frozenset[int], replicas: tuple[tuple[int, float], ...]) -> Inventory:
+        ways, spent, orphans = tuple(self.ways), tuple(self.spent), tuple(self.orphans)
+        return Inventory(self.newest, self.ages, ways, orphans, pinned, replicas, spent)
+
+
+def _fits(manifest: Manifest, edge: Edge) -> bool:
+    """Whether a way leads to what was committed; a delta must be the very one."""
+    if edge.key.startswith(DELTAS):
+        return manifest.object.key == edge.key
+    return manifest.position.digest.startswith(edge.digest)
 
 
 def _edge(listed: Listed) -> Edge | None:
+    """A delta or a squash, as a way."""
     delta, squash = read_delta_key(listed.key), read_squash_key(listed.key)
     if delta:
         return Edge(delta[0] - 1, delta[0], listed.size, listed.key, delta[1])
     return Edge(squash[0], squash[1], listed.size, listed.key, squash[2]) if squash else None
 
 
-def _stray(chain: Chain, edge: Edge, manifests: dict[int, float]) -> bool:
-    """A delta that was uploaded and never committed: by a writer that died, or that another outran."""
-    if not edge.key.startswith(DELTAS) or edge.result not in manifests:
-        return False
-    rivals = sum(1 for _ in chain.store.list(f"{DELTAS}{edge.result:012d}-"))
-    return rivals > 1 and chain.manifest(edge.result).object.key != edge.key
-
-
-def _anchors(chain: Chain, now: float, sizes: dict[str, int]) -> Iterator[tuple[Edge | None, float, list[str]]]:
-    """Each anchor (None: its record never came), the age of its youngest file, its keys."""
+def _anchors(chain: Chain, now: float) -> Iterator[tuple[Edge, dict[str, int], float]]:
+    """Each anchor, its objects' sizes, and the age of the youngest."""
+    places: dict[str, AnchorFile] = {}
     folders: dict[str, list[Listed]] = {}
     for listed in chain.store.list(ANCHORS):
         place = read_anchor_key(listed.key)
-        sizes[listed.key] = listed.size
-        folders.setdefault(place.folder if place else listed.key, []).append(listed)
+        if place is not None:
+            places[place.folder] = place
+            folders.setdefault(place.folder, []).append(listed)
     for folder, files in folders.items():
-        place = read_anchor_key(files[0].key)
-        whole = any(listed.key.endswith(f"/{RECORD}") for listed in files)
-        nbytes = sum(listed.size for listed in files)
-        edge = Edge(None, place.version, nbytes, folder, place.digest) if place and whole else None
-        yield edge, min(now - listed.modified for listed in files), [listed.key for listed in files]
+        sizes = {listed.key: listed.size for listed in files}
+        at = places[folder]
+        edge = Edge(None, at.version, sum(sizes.values()), folder, at.digest)
+        yield edge, sizes, now - max(listed.modified for listed in files)
 
 
 def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collected:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +26,9 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
-from weightcast.files import Report, require_space, silent
+from weightcast.files import Report, discard, require_space, silent
 from weightcast.holder import Holder, Staged, StagedPatch, position_of
-from weightcast.keys import RECORD, Position, read_squash_key
+from weightcast.keys import DELTAS, RECORD, Position, read_squash_key
 from weightcast.manifest import Manifest, ObjectRef
 from weightcast.plan import Edge, Route, route_bytes
 from weightcast.stage import Overlay, stage, standing_of
@@ -54,7 +54,7 @@ class _Arrived:
     edge: Edge
     path: Path
     position: Position | None
-    """Where a manifest says it leads; None for a squash, which has none."""
+    """Where it leads as far as is known: by the manifest of that version, which may be gone, or an anchor's record."""
     base: str | None
 
 
@@ -62,9 +62,10 @@ def stage_route(
     chain: Chain, holder: Holder, route: Route, goal: Manifest, workers: Workers = ONE, report: Report = silent
 ) -> Staged:
     """Bring all that leads to ``goal`` into the holder's workshop, proven; `BadEdgeError` names what is no good."""
+    staging, incoming = holder.workshop / "staged", holder.workshop / "incoming"
+    _clear(staging, set())
+    _clear(incoming, {_name_of(edge) for edge in route})
     require_space(holder.workshop, route_bytes(route))
-    staging = holder.workshop / "staged"
-    staging.mkdir(exist_ok=True)
     with ExitStack() as opened:
         state, standing = holder.weights, holder.standing
         anchor: Position | None = None
@@ -72,7 +73,8 @@ def stage_route(
         folder: Path | None = None
         layers: list[PatchReader] = []
         patches: list[StagedPatch] = []
-        for arrived in _arrivals(chain, holder.workshop / "incoming", route, goal, report):
+        arrivals = opened.enter_context(closing(_arrivals(chain, incoming, route, goal, report)))
+        for arrived in arrivals:
             edge = arrived.edge
             try:
                 if edge.base is None:
@@ -90,7 +92,7 @@ def stage_route(
                     layers.append(PatchReader(opened.enter_context(FileSource(out))))
                     patches.append(StagedPatch(Position(edge.result, standing.position), out))
                     arrived.path.unlink()
-                _refuse_other_result(arrived, standing, goal)
+                _refuse_other_result(arrived, standing)
             except (FormatError, MismatchError, UsageError, ChannelError, CheckpointError) as error:
                 raise BadEdgeError(edge, error) from error
             if edge.base is None:
@@ -98,6 +100,19 @@ def stage_route(
         assert standing is not None
         start, nbytes = position_of(holder), route_bytes(route)
         return Staged(start, goal.position, standing, anchor, anchor_digests, folder, tuple(patches), nbytes)
+
+
+def _clear(folder: Path, names: set[str]) -> None:
+    """Remove what earlier attempts left there, but for what ``names`` may go on from."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.name.removesuffix(".partial") not in names:
+            discard(path)
+
+
+def _name_of(edge: Edge) -> str:
+    """Of its file or folder while it is worked on: two versions may have equal objects, but no two edges equal keys."""
+    return edge.key.rstrip("/").rpartition("/")[2]
 
 
 def _stage_one(
@@ -113,12 +128,10 @@ def _stage_one(
         return stage(reader, under, standing, out, workers, report)
 
 
-def _refuse_other_result(arrived: _Arrived, standing: Fingerprint, goal: Manifest) -> None:
+def _refuse_other_result(arrived: _Arrived, standing: Fingerprint) -> None:
     """What was reached must be what the manifest of that version says, where one is at hand."""
     edge = arrived.edge
     expected = arrived.position.digest if arrived.position else None
-    if edge.result == goal.position.version:
-        expected = goal.position.digest
     if (expected is not None and standing.position != expected) or not standing.position.startswith(edge.digest):
         problem = f"version {edge.result} comes out as {standing.position[:12]}"
         raise ResultError(problem, expected=expected or edge.digest, found=standing.position)
@@ -127,9 +140,10 @@ def _refuse_other_result(arrived: _Arrived, standing: Fingerprint, goal: Manifes
 # -- fetch -----------------------------------------------------------------------------------------------------------
 
 
-def _arrivals(chain: Chain, incoming: Path, route: Route, goal: Manifest, report: Report) -> Iterator[_Arrived]:
+def _arrivals(
+    chain: Chain, incoming: Path, route: Route, goal: Manifest, report: Report
+) -> Generator[_Arrived, None, None]:
     """The route's objects in order, a few of them fetched ahead."""
-    incoming.mkdir(exist_ok=True)
     progress = _Progress(report, route_bytes(route))
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="weightcast-fetch") as pool:
         waiting: list[Future[_Arrived]] = []
@@ -171,33 +185,58 @@ class _Progress:
 
 
 def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progress: _Progress) -> _Arrived:
+    path = incoming / _name_of(edge)
     try:
+        manifest = _manifest_of(chain, edge, goal)
         if edge.base is None:
-            return _fetch_anchor(chain, incoming, edge, progress)
+            return _fetch_anchor(chain, path, edge, manifest, progress)
         squash = read_squash_key(edge.key)
         if squash is not None:
-            ref = ObjectRef(edge.key, edge.nbytes, squash[3])
-            return _Arrived(edge, _fetch_object(chain, ref, incoming / ref.sha256, progress, durable=False), None, None)
-        manifest = goal if edge.result == goal.position.version else chain.manifest(edge.result)
-        if manifest.object.key != edge.key or manifest.base is None:
-            raise FormatError("another object than this was committed", file=edge.key)
-        path = _fetch_object(chain, manifest.object, incoming / manifest.object.sha256, progress, durable=False)
-        return _Arrived(edge, path, manifest.position, manifest.base.digest)
+            ref, base = ObjectRef(edge.key, edge.nbytes, squash[3]), None
+        else:
+            ref, base = _delta_of(manifest, edge)
+        _fetch_object(chain, ref, path, progress, durable=False)
+        return _Arrived(edge, path, manifest.position if manifest else None, base)
     except (FormatError, MissingError, ChannelError) as error:
         raise BadEdgeError(edge, error) from error
 
 
-def _fetch_anchor(chain: Chain, incoming: Path, edge: Edge, progress: _Progress) -> _Arrived:
+def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:
+    """The commit of the version that an edge leads to; None where it is not needed to go that way."""
+    if edge.result == goal.position.version:
+        manifest = goal
+    elif edge.key.startswith(DELTAS):
+        manifest = chain.manifest(edge.result)
+    else:
+        return None  # a request saved for each squash of a route: names and digests prove it as well
+    if not manifest.position.digest.startswith(edge.digest):
+        raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
+    return manifest
+
+
+def _delta_of(manifest: Manifest | None, edge: Edge) -> tuple[ObjectRef, str]:
+    """What a manifest says of its delta, and the digest that it begins from."""
+    if manifest is None or manifest.base is None or manifest.object.key != edge.key:
+        raise FormatError("another object than this was committed", file=edge.key)
+    if manifest.object.size != edge.nbytes:
+        raise FormatError(f"the manifest says {manifest.object.size} bytes, not {edge.nbytes}", file=edge.key)
+    return manifest.object, manifest.base.digest
+
+
+def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | None, progress: _Progress) -> _Arrived:
     anchor = chain.anchor(edge.key + RECORD)
-    folder = incoming / edge.key.rstrip("/").rpartition("/")[2]
+    if manifest is not None and manifest.position != anchor.position:
+        raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
+    if anchor.nbytes > edge.nbytes:
+        raise FormatError(f"the record says {anchor.nbytes} bytes, {edge.nbytes} are there", file=edge.key)
     folder.mkdir(exist_ok=True)
     names = {ref.key.rpartition("/")[2]: ref for ref in anchor.files}
-    require_space(incoming, sum(ref.size for ref in anchor.files) - _stored(folder))
+    require_space(folder, anchor.nbytes - _stored(folder))
     for name, ref in names.items():
         _fetch_object(chain, ref, folder / name, progress, durable=True)
     for path in folder.iterdir():
         if path.name not in names:
-            path.unlink()
+            discard(path)
     return _Arrived(edge, folder, anchor.position, None)
 
 
@@ -205,7 +244,7 @@ def _stored(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def _fetch_object(chain: Chain, ref: ObjectRef, path: Path, progress: _Progress, *, durable: bool) -> Path:
+def _fetch_object(chain: Chain, ref: ObjectRef, path: Path, progress: _Progress, *, durable: bool) -> None:
     """The object's bytes under ``path``; what an earlier attempt brought there whole is not fetched again."""
     report = progress.of(ref.key)
     if path.is_file() and path.stat().st_size == ref.size and sha256_of(path) == ref.sha256:
@@ -213,7 +252,6 @@ def _fetch_object(chain: Chain, ref: ObjectRef, path: Path, progress: _Progress,
     else:
         path.unlink(missing_ok=True)
         fetch(chain.store, ref.key, ref.size, ref.sha256, path, durable=durable, report=report)
-    return path
 
 
 def forget_downloads(holder: Holder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -65,6 +66,25 @@ def require_space(folder: Path, nbytes: int) -> None:
         raise SpaceError(
             f"{nbytes:,} bytes are needed and {free:,} are free", file=str(folder), hint="Make room and try again."
         )
+
+
+@contextmanager
+def noticing_full(folder: Path) -> Iterator[None]:
+    """An error of the system that says the disk of ``folder`` is full becomes a `SpaceError`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, SpaceError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SpaceError("the disk ran full", file=str(folder), hint="Make room and try again.") from error
+
+
+def discard(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,15 +1,20 @@
-"""What a mirror writes down about itself: where its files stand, and which files are being moved in."""
+"""What a mirror keeps beside its files: where they stand, or will, and the log of patches that leads on from there."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weightcast.errors import FormatError
-from weightcast.files import replacing
+from weightcast.container import FileSource
+from weightcast.digest import Fingerprint
+from weightcast.errors import FormatError, WeightcastError
+from weightcast.files import discard, replacing, sync_folder
 from weightcast.keys import Position
 from weightcast.manifest import from_json, position_from_json, position_json, to_json
+from weightcast.stage import led_by
+from weightcast.wire import PatchReader
 
 FileTimes = dict[str, tuple[int, int]]
 """Name to (size, time of the last change in nanoseconds): a file that differs was edited by somebody else."""
@@ -53,3 +58,82 @@ def _folded(fields: dict[str, Any]) -> Folded:
     if any(Path(name).name != name for name in files):
         raise FormatError("the mirror speaks of files that are not its own")
     return Folded(str(fields["channel"]), position_from_json(fields["position"]), digests, files)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    version: int
+    standing: Fingerprint
+    source: FileSource
+    reader: PatchReader
+
+
+class RedoLog:
+    """Staged patches in a folder, each leading on from the one before it. They are taken at their word here: who writes
+    them into files proves what comes out.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._layers: list[_Layer] = []
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @property
+    def readers(self) -> list[PatchReader]:
+        return [layer.reader for layer in self._layers]
+
+    @property
+    def end(self) -> tuple[int, Fingerprint] | None:
+        """Where the last patch leads."""
+        return (self._layers[-1].version, self._layers[-1].standing) if self._layers else None
+
+    def open(self, version: int, standing: Fingerprint) -> None:
+        """Take up, in order, the patches that lead on from there; what does not is of no use any more."""
+        for path in sorted(self.folder.iterdir()):
+            at = self.end or (version, standing)
+            if not self._take_up(path, *at):
+                discard(path)
+
+    def append(self, patch: Path, result: int, version: int, standing: Fingerprint) -> bool:
+        """Move a patch in, behind those that end at ``version``; False if it does not lead on. Durable after `sync`."""
+        place = self.folder / log_name(version, result)
+        patch.replace(place)
+        return self._take_up(place, version, standing)
+
+    def sync(self) -> None:
+        sync_folder(self.folder)
+
+    def _take_up(self, path: Path, version: int, standing: Fingerprint) -> bool:
+        base, _, result = path.name.removesuffix(".safetensors").partition("-")
+        if not (base.isdigit() and result.isdigit()) or int(base) != version:
+            return False
+        with ExitStack() as opening:
+            try:
+                source = opening.enter_context(FileSource(path))
+                reader = PatchReader(source)
+                reached = led_by(standing, reader)
+            except WeightcastError:
+                return False
+            if (reader.header.base, reader.header.result) != (standing.position, reached.position):
+                return False
+            opening.pop_all()
+        self._layers.append(_Layer(int(result), reached, source, reader))
+        return True
+
+    def close(self) -> None:
+        for layer in self._layers:
+            layer.source.close()
+        self._layers = []
+
+    def clear(self) -> None:
+        """Remove all patches, durably."""
+        self.close()
+        for path in self.folder.iterdir():
+            discard(path)
+        self.sync()
+
+
+def log_name(base: int, result: int) -> str:
+    return f"{base:012d}-{result:012d}.safetensors"

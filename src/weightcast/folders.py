@@ -11,7 +11,7 @@ from weightcast.chain import Chain
 from weightcast.checkpoint import Checkpoint, save
 from weightcast.container import FileSource
 from weightcast.errors import ResultError, UsageError
-from weightcast.files import Report, silent
+from weightcast.files import Report, noticing_full, silent
 from weightcast.holder import Staged, StagedPatch
 from weightcast.keys import Position, is_plain_file
 from weightcast.manifest import Manifest, Reference
@@ -96,7 +96,12 @@ def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Positio
     position = mirror.folded
     if position is None:
         raise UsageError("the mirror holds no version", file=str(mirror.folder))
-    with Checkpoint(mirror.folder) as checkpoint:
+    with Checkpoint(mirror.folder, aliases=dict(mirror.table.aliases)) as checkpoint:
+        found = standing_of(checkpoint, report=report).position
+        if found != position.digest:
+            mirror.examine()
+            problem = "the files were changed by somebody else"
+            raise ResultError(problem, expected=position.digest, found=found, hint="Pull again, then try again.")
         chain.put_anchor(position, _files_of(checkpoint), report)
     write_index(chain)
     return position
@@ -129,7 +134,10 @@ def publish(
     store = open_store(channel) if isinstance(channel, (str, Path)) else channel
     with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
         chain = open_for_writing(store, new.table, writer)
-        with Subscriber(chain.store, mirror, threads=workers.threads, report=report) as subscriber:
+        with (
+            noticing_full(Path(mirror)),
+            Subscriber(chain.store, mirror, threads=workers.threads, report=report) as subscriber,
+        ):
             keeper = subscriber.holder
             assert isinstance(keeper, Mirror)
             while True:

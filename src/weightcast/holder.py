@@ -60,7 +60,7 @@ class Holder(Protocol):
 
     @property
     def standing(self) -> Fingerprint | None:
-        """What it holds, as it remembers; None if it holds nothing."""
+        """What it holds, as it remembers; None if it holds nothing, or is in doubt after a failure: `examine` it."""
         ...
 
     @property
@@ -72,6 +72,10 @@ class Holder(Protocol):
 
     def examine(self) -> bool:
         """Read all bits again; False if they are not what was remembered (then `standing` is what they are)."""
+        ...
+
+    def glance(self) -> None:
+        """Notice what somebody else did to what is held, as far as that costs nothing, and `examine` it then."""
         ...
 
     def take(self, staged: Staged) -> None:
@@ -121,10 +125,13 @@ class MemoryHolder:
         self.version = None
         return False
 
+    def glance(self) -> None:
+        """Memory does not tell who wrote to it."""
+
     def take(self, staged: Staged) -> None:
         with Layers([patch.path for patch in staged.patches]) as layers, ExitStack() as opened:
             # Until the last bit is written nothing is known of the whole.
-            self.version = None
+            self.version = self.standing = None
             if staged.folder is not None:
                 anchor = opened.enter_context(Checkpoint(staged.folder))
                 for spec in anchor.table:

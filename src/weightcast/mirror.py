@@ -4,49 +4,43 @@
     FOLDER/.weightcast/position.json        which version that is, with the digest of every tensor
     FOLDER/.weightcast/log/                 staged patches that lead on from there: the redo log
     FOLDER/.weightcast/lock                 held shared by readers of the files, alone by who changes them
-    FOLDER/.weightcast/changing             there while the files change: they must not be loaded
-    FOLDER/.weightcast/install.json         there while a new anchor's files are moved in
+    FOLDER/.weightcast/changing             there while the files change, or are wrong: they must not be loaded
+    FOLDER/.weightcast/install.json         there while a new anchor's files (anchor/) and log (ahead/) are moved in
     FOLDER/.weightcast/owner                held by the one process that keeps this mirror
 
 One step of training touches nearly every page of the files, so they are not written for every version: a version is
 taken by adding its patch to the log, which is synced. Now and then the log is *folded* into the files. The log holds
 absolute bits and is removed only after the files are synced, so an interrupted fold is simply done again.
+
+A kill leaves all that was written, a loss of power what was synced; the one order of writing and syncing serves both.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from weightcast.bits import TensorTable, Weights
-from weightcast.checkpoint import CHANGING, MIRROR, Checkpoint, redo_path
-from weightcast.container import FileSource
+from weightcast.checkpoint import CHANGING, INDEX, MIRROR, Checkpoint, redo_path
 from weightcast.detect import refuse_other_table
-from weightcast.digest import Fingerprint
+from weightcast.digest import Fingerprint, tensor_digest
 from weightcast.errors import CheckpointError, UsageError, WeightcastError
-from weightcast.files import Report, locked, remove, silent, sync_folder, write_mark
-from weightcast.folded import Folded, read_folded, write_folded
-from weightcast.holder import Staged
+from weightcast.files import Report, discard, locked, noticing_full, remove, silent, sync_folder, write_mark
+from weightcast.folded import FileTimes, Folded, RedoLog, log_name, read_folded, write_folded
+from weightcast.holder import Staged, position_of
 from weightcast.keys import Position
-from weightcast.stage import Overlay, led_by, standing_of
-from weightcast.wire import PatchReader
+from weightcast.stage import Overlay, standing_of
 from weightcast.workers import ONE, Workers
 
 POSITION, INSTALL = "position.json", "install.json"
+_OWN = {POSITION, INSTALL, CHANGING, "log", "staged", "incoming", "lock", "owner"}
+
+_EDITED = "Pull again: it is put right from the channel."
 
 FOLD_EVERY = 8
 """Versions in the log before they are folded; a reader that holds the lock may delay it to four times that."""
-
-
-@dataclass(frozen=True)
-class _Layer:
-    position: Position
-    path: Path
-    source: FileSource
-    reader: PatchReader
 
 
 class Mirror:
@@ -63,20 +57,24 @@ class Mirror:
         self.channel, self.table = channel, table
         self._workers, self._report = workers, report
         self._inner = self.folder / MIRROR
-        self._layers: list[_Layer] = []
+        self._log = RedoLog(self._inner / "log")
         self._files: Checkpoint | None = None
         self._folded: Folded | None = None
         self.version: int | None = None
         self.standing: Fingerprint | None = None
+        with noticing_full(self.folder):
+            self._open()
+
+    def _open(self) -> None:
         self._made = _make_folders(self.folder, self._inner)
         # A checkpoint that somebody put here is taken over if it is a version of the channel, and never overwritten.
         self.adopted = not ((self._inner / POSITION).exists() or (self._inner / INSTALL).exists())
         with ExitStack() as opening:
-            opening.callback(self._unmake)
             opening.enter_context(locked(self._inner / "owner", wait=False, holder="another follower of this mirror"))
+            # Behind the lock: whoever is refused must not take away what another has just made.
+            opening.callback(self._unmake)
             opening.callback(self._let_go)
-            shutil.rmtree(self._inner / "staged")
-            (self._inner / "staged").mkdir()
+            self._sweep()
             self._recover()
             self._made = []
             self._close = opening.pop_all().close
@@ -89,7 +87,7 @@ class Mirror:
     def weights(self) -> Weights | None:
         if self._files is None:
             return None
-        return Overlay(self._files, [layer.reader for layer in self._layers], fresh=True)
+        return Overlay(self._files, self._log.readers, fresh=True)
 
     @property
     def folded(self) -> Position | None:
@@ -98,25 +96,49 @@ class Mirror:
 
     # -- open --------------------------------------------------------------------------------------------------------
 
+    def _sweep(self) -> None:
+        """Remove what a kill left behind that is of no use to anyone."""
+        keep = _OWN | ({"anchor", "ahead"} if (self._inner / INSTALL).exists() else set())
+        for path in self._inner.iterdir():
+            if path.name not in keep:
+                discard(path)
+        for path in (self._inner / "staged").iterdir():
+            discard(path)
+
     def _recover(self) -> None:
         """Finish what was interrupted, then find out where the folder stands."""
         if (self._inner / INSTALL).exists():
-            self._install()
+            self._install(proven=False)
+        self._settle(proven=False)
+
+    def _settle(self, proven: bool) -> None:
+        """Take up files and log as they are; ``proven`` says that nobody else can have touched them."""
         self._folded = self._read_folded()
+        if self._folded is None:
+            self._log.clear()
         if not self._open_files():
             return
         if self._folded is None:
-            self._stand(standing_of(self._files_now(), self._workers, self._report), None)
+            self._stand(None, self._digest_files())
             return
-        interrupted = (self._inner / CHANGING).exists()
-        fingerprint = Fingerprint(self.table, self._folded.digests)
-        self._stand(fingerprint, self._folded.position.version)
-        self._open_log()
-        if interrupted and self._layers:
-            self.fold()
-        elif self._folded.files != _signature(self._files_now()):
-            self.examine()
-        if interrupted:
+        version, standing = self._folded.position.version, Fingerprint(self.table, self._folded.digests)
+        self._log.open(version, standing)
+        self._stand(*(self._log.end or (version, standing)))
+        marked = (self._inner / CHANGING).exists()
+        if marked and self._log:
+            with locked(self._inner / "lock"):
+                self._fold(prove_all=not proven)
+        elif ((marked and not proven) or not self._are_untouched()) and self.examine() and not self.fold(wait=False):
+            return  # the log hides what was changed below it: the files are wrong until they are folded
+        if self.version is not None:
+            self._unmark()
+
+    def _are_untouched(self) -> bool:
+        """Whether the files are as we left them, by their sizes and times."""
+        return self._folded is not None and self._folded.files == _signature(self._files_now())
+
+    def _unmark(self) -> None:
+        if (self._inner / CHANGING).exists():
             remove(self._inner / CHANGING)
 
     def _read_folded(self, name: str = POSITION) -> Folded | None:
@@ -139,8 +161,7 @@ class Mirror:
         try:
             refuse_other_table(self.table, self._files.table)
         except UsageError as error:
-            self._files.close()
-            self._files = None
+            self._close_files()
             if self.adopted:
                 hint = "It holds another model. Name an empty folder."
                 raise UsageError(error.problem, file=str(self.folder), tensor=error.tensor, hint=hint) from None
@@ -152,32 +173,8 @@ class Mirror:
             raise CheckpointError("the mirror holds no weights", file=str(self.folder))
         return self._files
 
-    def _open_log(self) -> None:
-        """Take up the patches that lead on from the files, in order; what does not is of no use any more."""
-        for path in sorted((self._inner / "log").iterdir()):
-            if self.standing is None or self.version is None or not self._take_up(path):
-                path.unlink()
-
-    def _take_up(self, path: Path) -> bool:
-        base, _, result = path.name.removesuffix(".safetensors").partition("-")
-        if not (base.isdigit() and result.isdigit()) or int(base) != self.version or self.standing is None:
-            return False
-        source = FileSource(path)
-        try:
-            reader = PatchReader(source)
-            reached = led_by(self.standing, reader)
-            good = (reader.header.base, reader.header.result) == (self.standing.position, reached.position)
-        except WeightcastError:
-            good = False
-        if not good:
-            source.close()
-            return False
-        self._layers.append(_Layer(Position(int(result), reached.position), path, source, reader))
-        self._stand(reached, int(result))
-        return True
-
-    def _stand(self, standing: Fingerprint | None, version: int | None) -> None:
-        self.standing, self.version = standing, version
+    def _stand(self, version: int | None, standing: Fingerprint | None) -> None:
+        self.version, self.standing = version, standing
 
     # -- hold --------------------------------------------------------------------------------------------------------
 
@@ -189,129 +186,198 @@ class Mirror:
             raise UsageError("the folder holds other weights than any version here", file=str(self.folder), hint=hint)
         self.version = version
         self.adopted = False
-        if version is not None and self.standing is not None and not self._layers:
+        if version is not None and self.standing is not None and not self._log:
             self._write_folded(Position(version, self.standing.position), self.standing)
-            remove(self._inner / CHANGING)
+            self._unmark()
 
     def examine(self) -> bool:
-        """Read all bits again; False if they are not what was remembered."""
-        weights = self.weights
-        if weights is None or self.standing is None:
+        """Open the files anew and read all bits again; False if they are not what was remembered."""
+        if self.standing is None:
+            self._let_go()
+            self._recover()
             return False
-        found = standing_of(weights, self._workers, self._report)
-        if found == self.standing:
-            if self._folded is not None and not self._layers:
-                self._write_folded(self._folded.position, found)
+        remembered = self.standing
+        self._close_files()
+        overlay = self.weights if self._open_files() else None
+        if overlay is not None and standing_of(overlay, self._workers, self._report) == remembered:
+            if self._folded is not None and not self._log:
+                self._write_folded(self._folded.position, remembered)
             return True
-        self._drop_log()
-        self._stand(standing_of(self._files_now(), self._workers, self._report), None)
+        # Until they are put right nobody may load the files, unless they are what they were before the log.
+        write_mark(self._inner / CHANGING)
+        self._forget()
+        found = self._digest_files() if self._files is not None else None
+        if found is not None and self._folded is not None and found.digests == self._folded.digests:
+            self._stand(self._folded.position.version, found)
+            self._write_folded(self._folded.position, found)
+            self._unmark()
+        else:
+            self._stand(None, found)
         return False
 
+    def glance(self) -> None:
+        """`examine` files whose sizes or times are not those we left."""
+        if self._files is not None and self._folded is not None and not self._are_untouched() and self.examine():
+            self.fold(wait=False)
+
+    def _digest_files(self) -> Fingerprint:
+        return standing_of(self._files_now(), self._workers, self._report)
+
     def take(self, staged: Staged) -> None:
-        """Hold what was staged: durable when this returns, and at the old version or the new one if it does not."""
-        if staged.folder is not None and staged.anchor is not None:
-            self._prepare_install(staged, staged.folder, staged.anchor)
-            self._install()
-            self._folded = self._read_folded()
-            if not self._open_files() or self._folded is None:
-                raise CheckpointError("the files that were just moved in are gone", file=str(self.folder))
-            self._stand(Fingerprint(self.table, self._folded.digests), self._folded.position.version)
-        log = self._inner / "log"
+        """Hold what was staged: durable when this returns, and at the old version or the new one if it does not.
+
+        A patch of several may have been taken if it does not; its version is a committed one, too.
+        """
+        if staged.folder is None and position_of(self) != staged.start:
+            raise UsageError("this was staged for another version", file=str(self.folder), hint="Poll again.")
+        with self._doubting():
+            if staged.folder is not None and staged.anchor is not None:
+                self._prepare_install(staged, staged.folder, staged.anchor)
+                self._install(proven=True)
+                self._settle(proven=True)
+                self.adopted = False
+            else:
+                self._append(staged)
+            if self.standing is None or self.standing.position != staged.standing.position:
+                problem = "what was staged does not lead on from where the mirror stands"
+                raise CheckpointError(problem, file=str(self.folder), hint=_EDITED)
+        if len(self._log) >= FOLD_EVERY:
+            self.fold(wait=len(self._log) >= 4 * FOLD_EVERY)
+
+    def _append(self, staged: Staged) -> None:
         for patch in staged.patches:
-            place = log / f"{self.version:012d}-{patch.position.version:012d}.safetensors"
-            patch.path.replace(place)
-            if not self._take_up(place):
-                raise CheckpointError("a staged patch does not lead on from where the mirror stands", file=str(place))
-        sync_folder(log)
-        if len(self._layers) >= FOLD_EVERY:
-            self.fold(wait=len(self._layers) >= 4 * FOLD_EVERY)
+            assert self.version is not None
+            assert self.standing is not None
+            if not self._log.append(patch.path, patch.position.version, self.version, self.standing):
+                return
+            self._stand(*(self._log.end or (self.version, self.standing)))
+        self._log.sync()
+
+    @contextmanager
+    def _doubting(self) -> Iterator[None]:
+        """If this ends early, we do not know what the folder holds before it is looked at again."""
+        try:
+            with noticing_full(self.folder):
+                yield
+        except BaseException:
+            self._let_go()
+            self._stand(None, None)
+            raise
 
     # -- fold --------------------------------------------------------------------------------------------------------
 
     def fold(self, wait: bool = True) -> bool:
         """Write the log into the files; False if readers hold them and ``wait`` is not wanted."""
-        if not self._layers or self.standing is None:
+        if not self._log or self.standing is None:
             return True
-        with ExitStack() as holding:
+        with self._doubting(), ExitStack() as holding:
             try:
                 holding.enter_context(locked(self._inner / "lock", wait=wait))
             except CheckpointError:
                 return False
-            self._fold(self._layers[-1].position, self.standing)
+            if self._are_untouched() or self.examine():
+                self._fold()
+        if self.version is None:
+            raise CheckpointError("the files were changed by somebody else", file=str(self.folder), hint=_EDITED)
         return True
 
-    def _fold(self, position: Position, standing: Fingerprint) -> None:
+    def _fold(self, prove_all: bool = False) -> None:
+        """Write the log into the files. If that does not give the bits it should, they are no version any more.
+
+        Each tensor that the log touches is proven; with ``prove_all`` those that it does not touch, too.
+        """
+        version, standing = self.version, self.standing
+        assert version is not None
+        assert standing is not None
         write_mark(self._inner / CHANGING)
-        touched = {row.spec.name for layer in self._layers for row in layer.reader.rows}
+        touched = {row.spec.name for reader in self._log.readers for row in reader.rows}
         done, total = 0, sum(self.table[name].nbytes for name in touched)
-        with Checkpoint(self.folder, writable=True, interrupted=True) as files:
-            overlay = Overlay(files, [layer.reader for layer in self._layers], fresh=True)
+        with Checkpoint(self.folder, aliases=dict(self.table.aliases), writable=True, interrupted=True) as files:
+            overlay = Overlay(files, self._log.readers, fresh=True)
             for spec in self.table:
+                if spec.name not in touched and not prove_all:
+                    continue
+                bits = overlay.read(spec.name)
+                if tensor_digest(bits, self._workers) != standing[spec.name]:
+                    self._forget()
+                    return
                 if spec.name in touched:
-                    files.write(spec.name, overlay.read(spec.name))
+                    files.write(spec.name, bits)
                     done += spec.nbytes
                     self._report("fold", done, total)
             files.sync()
-        self._write_folded(position, standing)
-        self._drop_log()
-        remove(self._inner / CHANGING)
+        self._write_folded(Position(version, standing.position), standing)
+        self._log.clear()
+        self._unmark()
 
     def _write_folded(self, position: Position, standing: Fingerprint) -> None:
         folded = Folded(self.channel, position, standing.digests, _signature(self._files_now()))
         write_folded(self._inner / POSITION, folded)
         self._folded = folded
 
-    def _drop_log(self) -> None:
-        for layer in self._layers:
-            layer.source.close()
-            layer.path.unlink(missing_ok=True)
-        self._layers = []
-        sync_folder(self._inner / "log")
+    def _forget(self) -> None:
+        """We hold no version, and the log leads nowhere."""
+        self._log.clear()
+        self._stand(None, None)
 
     # -- install a new anchor ------------------------------------------------------------------------------------------
 
     def _prepare_install(self, staged: Staged, folder: Path, position: Position) -> None:
         """Once this is done the new files will be moved in, however often we are interrupted."""
-        anchor = self._inner / "anchor"
-        if anchor.exists():
-            shutil.rmtree(anchor)
+        anchor, ahead = self._inner / "anchor", self._inner / "ahead"
+        for left in (anchor, ahead):
+            discard(left)
+        ahead.mkdir()
+        version = position.version
+        for patch in staged.patches:
+            patch.path.replace(ahead / log_name(version, patch.position.version))
+            version = patch.position.version
         folder.rename(anchor)
-        sync_folder(self._inner)
+        for changed in (ahead, anchor, self._inner):
+            sync_folder(changed)
         files = {path.name: (path.stat().st_size, 0) for path in anchor.iterdir()}
         assert staged.anchor_digests is not None
         write_folded(self._inner / INSTALL, Folded(self.channel, position, staged.anchor_digests, files))
 
-    def _install(self) -> None:
-        """Move the new files in; what has been moved before an interruption is in place already."""
-        new, before = self._read_folded(INSTALL), self._read_folded()
+    def _install(self, proven: bool) -> None:
+        """Move the new files in; what has been moved before an interruption is in place already.
+
+        The mark stays: the log that came with them is to be folded first, lest the files go back to an older version.
+        """
+        new = self._read_folded(INSTALL)
         self._let_go()
-        anchor = self._inner / "anchor"
         with locked(self._inner / "lock"):
             write_mark(self._inner / CHANGING)
-            for patch in sorted((self._inner / "log").iterdir()):
-                patch.unlink()
             if new is not None:
-                for name in sorted(new.files):
-                    if (anchor / name).exists():
-                        (anchor / name).replace(self.folder / name)
-                for name in (before.files if before else {}).keys() - new.files.keys():
-                    (self.folder / name).unlink(missing_ok=True)
-                sync_folder(self.folder)
-                if self._open_files():
+                self._move_in(new)
+                if self._open_files() and (proven or self._digest_files().digests == new.digests):
                     self._write_folded(new.position, Fingerprint(self.table, new.digests))
-                    self._let_go()
+                self._let_go()
             remove(self._inner / INSTALL)
-            if anchor.exists():
-                shutil.rmtree(anchor)
-            remove(self._inner / CHANGING)
+            discard(self._inner / "anchor")
+            discard(self._inner / "ahead")
+
+    def _move_in(self, new: Folded) -> None:
+        before, anchor, ahead = read_folded(self._inner / POSITION), self._inner / "anchor", self._inner / "ahead"
+        for name in sorted(new.files):
+            if (anchor / name).exists():
+                (anchor / name).replace(self.folder / name)
+        for name in {INDEX, *(before.files if before else ())} - new.files.keys():
+            (self.folder / name).unlink(missing_ok=True)
+        sync_folder(self.folder)
+        if ahead.exists():
+            shutil.rmtree(self._inner / "log")
+            ahead.rename(self._inner / "log")
+            sync_folder(self._inner)
+
+    def _close_files(self) -> None:
+        if self._files is not None:
+            files, self._files = self._files, None
+            files.close()
 
     def _let_go(self) -> None:
-        if self._files is not None:
-            self._files.close()
-            self._files = None
-        for layer in self._layers:
-            layer.source.close()
-        self._layers = []
+        self._close_files()
+        self._log.close()
 
     def _unmake(self) -> None:
         """Leave a folder that was refused as it was."""
@@ -361,5 +427,10 @@ def _refuse_strange_folder(folder: Path) -> None:
         raise UsageError("the folder is neither empty nor a checkpoint", file=str(folder), hint=hint)
 
 
-def _signature(files: Checkpoint) -> dict[str, tuple[int, int]]:
-    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in files.files}
+def _signature(files: Checkpoint) -> FileTimes:
+    found = {}
+    for path in files.files:
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            found[path.name] = status.st_size, status.st_mtime_ns
+    return found

@@ -22,7 +22,7 @@ from weightcast.chain import Chain
 from weightcast.checkpoint import save
 from weightcast.detect import diff_tensor, refuse_other_table
 from weightcast.digest import Fingerprint, fingerprint
-from weightcast.errors import ChannelError, StoreError, UsageError
+from weightcast.errors import BaseError, ChannelError, SpaceError, StoreError, UsageError
 from weightcast.keys import Position, check_name
 from weightcast.manifest import Lease, Manifest
 from weightcast.notes import take_lease
@@ -102,16 +102,21 @@ class Publisher:
         self._chain = open_for_writing(channel, weights.table, self.writer)
         self._workers = Workers(threads)
         self._lock = threading.Condition()
+        self._detecting = threading.Lock()
         self._active: _Job | None = None
         self._again: _Job | None = None
         self._pending: _Job | None = None
         self._kicked = self._closing = False
         self._failures = 0
-        self._failure: StoreError | None = None
+        self._failure: StoreError | SpaceError | None = None
         self._dead: BaseException | None = None
-        self._shadow = Copies.of(weights)
-        self._standing = fingerprint(self._shadow, self._workers)
-        self._committed = self._take_up()
+        try:
+            self._shadow = Copies.of(weights)
+            self._standing = fingerprint(self._shadow, self._workers)
+            self._committed = self._take_up()
+        except BaseException:
+            self._workers.close()
+            raise
         self._thread = threading.Thread(target=self._run, name="weightcast-publisher", daemon=True)
         self._thread.start()
 
@@ -161,22 +166,24 @@ class Publisher:
             self._refuse_dead()
         source = weights if weights is not None else self._weights
         refuse_other_table(self._shadow.table, source.table)
-        base, standing = self._shadow, self._standing
-        patch, tensors = self._detect(source, base, standing)
-        self._shadow, self._standing = base.with_tensors(tensors), advance(standing, patch)
         receipt = Receipt(step)
-        job = _Job(patch, base, step, [receipt])
-        with self._lock:
-            self._refuse_dead()
-            self._pending = job if self._pending is None else self._pending.merged(job)
-            self._lock.notify_all()
+        with self._detecting:  # one behind the other: each begins where the one before ended
+            base, standing = self._shadow, self._standing
+            patch, tensors = self._detect(source, base, standing)
+            job = _Job(patch, base, step, [receipt])
+            reached = advance(standing, patch)
+            with self._lock:
+                self._refuse_dead()
+                self._pending = job if self._pending is None else self._pending.merged(job)
+                self._lock.notify_all()
+            self._shadow, self._standing = base.with_tensors(tensors), reached
         return receipt
 
     def _refuse_dead(self) -> None:
-        if self._dead is not None:
-            raise self._dead
         if self._closing:
             raise UsageError("the publisher is closed", hint="Open a new one: it goes on from the head.")
+        if self._dead is not None:
+            raise self._dead
 
     def _detect(self, new: Weights, base: Copies, standing: Fingerprint) -> tuple[Patch, dict[str, Bits]]:
         def one(spec: TensorSpec) -> tuple[TensorPatch, Bits]:
@@ -207,7 +214,7 @@ class Publisher:
                 self._kicked = False
             try:
                 self._commit(job)
-            except StoreError as error:
+            except (StoreError, SpaceError) as error:
                 self._put_back(job, error)
             except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
                 self._die(job, error)
@@ -229,6 +236,9 @@ class Publisher:
 
     def _commit(self, job: _Job) -> None:
         if job.manifest is None:
+            if job.patch.base != self._committed.digest:
+                problem, found = "the patch does not begin at the last commit", str(job.patch.base)
+                raise BaseError(problem, expected=self._committed.digest, found=found)
             codec, data = job.coded = job.coded or self._encode(job)
             position = Position(self._committed.version + 1, job.patch.result)
             ref = self._chain.put_delta(position, data)
@@ -245,7 +255,7 @@ class Publisher:
         job.base = None
         return codec, data
 
-    def _put_back(self, job: _Job, error: StoreError) -> None:
+    def _put_back(self, job: _Job, error: StoreError | SpaceError) -> None:
         """Keep what could not be sent, and wait a while, or until someone is in a hurry."""
         with self._lock:
             self._failure, self._failures = error, self._failures + 1
@@ -264,7 +274,11 @@ class Publisher:
     def _give_up(self) -> None:
         hint = "Open a publisher again: it publishes what is missing."
         lost = StoreError("closed before this could be sent", url=self._chain.store.url, hint=hint)
+        if self._again is not None or self._pending is not None:
+            self._dead = lost
         _fail([self._again, self._pending], lost)
+        self._again = self._pending = None
+        self._lock.notify_all()
 
     # -- wait ----------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weightcast.keys import DELTAS
-from weightcast.plan import Edge, cheapest_route
+from weightcast.plan import Edge, cheapest_route, reachable
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Inventory:
     pins: frozenset[int]
     replicas: tuple[tuple[int, float], ...]
     """Version of each replica, and how long ago it said so."""
+    spent: tuple[Kept, ...] = ()
+    """Deltas whose manifest is gone: ways no more, though somebody who read it just before may still fetch one."""
 
 
 @dataclass(frozen=True)
@@ -69,30 +71,42 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     edges = [kept.edge for kept in inventory.edges]
     needed = {edge.key for edge in edges if edge.base is not None and edge.base >= oldest}
     versions = {version for version in inventory.manifests if version >= oldest}
-    for goal in {oldest, inventory.head} | inventory.pins:
+    newest_anchor = max((edge.result for edge in edges if edge.base is None), default=0)
+    needed |= {edge.key for edge in edges if edge.base is None and edge.result == newest_anchor}
+    versions |= {newest_anchor}
+    wanted, there = {inventory.head} | inventory.pins, set[int]()
+    for goal in (oldest, *sorted(wanted), *sorted(versions)):
+        if goal in there and goal not in wanted:
+            continue
         route = cheapest_route(edges, None, goal)
         if route is None:
             # Something is missing already: what is left may be all there is to mend it with.
             return Garbage((), (), _old(inventory, policy))
         needed |= {edge.key for edge in route}
         versions |= {goal} | {edge.result for edge in route}
-    newest_anchor = max((edge.result for edge in edges if edge.base is None), default=0)
-    needed |= {edge.key for edge in edges if edge.base is None and edge.result == newest_anchor}
-    gone = tuple(
-        kept.edge
-        for kept in inventory.edges
-        if kept.edge.key not in needed and kept.age >= policy.grace and kept.edge.result < inventory.head
-    )
-    doomed = {edge.result for edge in gone}
+        there = reachable(edge for edge in edges if edge.key in needed)
     manifests = tuple(
         version
         for version, age in sorted(inventory.manifests.items())
         if version not in versions and age >= policy.grace and version < inventory.head
     )
-    # A manifest whose delta stays may go, a delta whose manifest stays may not.
-    stays = {version for version in doomed if version in inventory.manifests and version not in manifests}
-    gone = tuple(edge for edge in gone if edge.result not in stays or not edge.key.startswith(DELTAS))
+    # A manifest whose object stays may go, an object whose manifest stays may not.
+    stays = inventory.manifests.keys() - set(manifests)
+    begun = {edge.result for edge in edges} - {edge.result for edge in edges if edge.key.startswith(DELTAS)}
+    gone = tuple(
+        kept.edge
+        for kept in (*inventory.edges, *inventory.spent)
+        if kept.edge.key not in needed
+        and kept.age >= policy.grace
+        and kept.edge.result < inventory.head
+        and not (kept.edge.result in stays and _is_object_of_version(kept.edge, begun))
+    )
     return Garbage(manifests, gone, _old(inventory, policy))
+
+
+def _is_object_of_version(edge: Edge, begun: set[int]) -> bool:
+    """Whether a manifest may name it: a delta, or an anchor of a version that ``begun`` with one."""
+    return edge.key.startswith(DELTAS) or (edge.base is None and edge.result in begun)
 
 
 def _old(inventory: Inventory, policy: Retention) -> tuple[str, ...]:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from weightcast.chain import Chain
 from weightcast.container import FileSource
-from weightcast.errors import ChannelError
-from weightcast.files import Report, silent
-from weightcast.holder import Staged, StagedPatch
-from weightcast.keys import Position
+from weightcast.errors import ChannelError, MismatchError, ResultError
+from weightcast.files import Report, noticing_full, silent
+from weightcast.holder import Staged, StagedPatch, position_of
 from weightcast.mirror import Mirror
 from weightcast.notes import write_index
 from weightcast.offline import write_patch
@@ -49,7 +48,8 @@ def squash(
     report: Report = silent,
 ) -> Iterator[Edge]:
     """Cut every squash that is due, giving out each once it is in the bucket; ``scratch`` keeps the weights."""
-    scratch.mkdir(exist_ok=True)
+    with noticing_full(scratch.absolute().parent):
+        scratch.mkdir(exist_ok=True)
     planned = due(chain, levels)
     for level in levels:
         wanted = [(base, result) for base, result in planned if result - base == level]
@@ -61,7 +61,9 @@ def squash(
                 for name in ("base", "result")
             )
             for base, result in wanted:
-                yield _cut(chain, before, after, base, result, scratch, workers, report)
+                with noticing_full(scratch):
+                    edge = _cut(chain, before, after, base, result, workers, report)
+                yield edge
     if planned:
         write_index(chain)
 
@@ -72,7 +74,6 @@ def _cut(
     after: Subscriber,
     base: int,
     result: int,
-    scratch: Path,
     workers: Workers,
     report: Report,
 ) -> Edge:
@@ -80,16 +81,26 @@ def _cut(
     assert old.weights is not None
     assert new.weights is not None
     assert old.standing is not None
-    position = Position(result, new.standing.position if new.standing else "")
-    made = old.workshop / "squash"
-    staged = old.workshop / "staged" / "squash"
-    write_patch(old.weights, new.weights, made, "banded", workers, report)
-    # The proof: applied to the base, it gives the result. Then the base is where the next squash begins.
-    with FileSource(made) as source:
-        reached = stage(PatchReader(source), old.weights, old.standing, staged, workers, report)
-    edge = chain.put_squash(base, position, made)
-    made.unlink()
-    old.take(Staged(None, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+    start, position = position_of(old), chain.manifest(result).position
+    made, staged = old.workshop / "squash", old.workshop / "staged" / "squash"
+    try:
+        write_patch(old.weights, new.weights, made, "banded", workers, report)
+        # The proof: applied to the base, it gives the result. Then the base is where the next squash begins.
+        with FileSource(made) as source:
+            reached = stage(PatchReader(source), old.weights, old.standing, staged, workers, report)
+        if reached.position != position.digest:
+            problem = f"the squash comes out as {reached.position[:12]}, version {result} is {position.digest[:12]}"
+            raise ResultError(problem, expected=position.digest, found=reached.position, hint="Try again.")
+        edge = chain.put_squash(base, position, made)
+        old.take(Staged(start, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+    except MismatchError:
+        # Somebody else changed the folders in scratch. What is found now is put right when they are used next.
+        for mirror in (old, new):
+            mirror.examine()
+        raise
+    finally:
+        made.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
     return edge
 
 

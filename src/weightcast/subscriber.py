@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -17,17 +18,19 @@ from weightcast.detect import refuse_other_table
 from weightcast.errors import (
     AccessError,
     ChannelError,
+    FormatError,
     MissingError,
+    SpaceError,
     StoreError,
     UnsupportedError,
     UsageError,
     WeightcastError,
 )
 from weightcast.fetch import BadEdgeError, forget_downloads, stage_route
-from weightcast.files import Report, silent
+from weightcast.files import Report, noticing_full, silent
 from weightcast.holder import Holder, MemoryHolder, Staged, position_of
 from weightcast.keys import Position, check_name
-from weightcast.manifest import Heartbeat, Manifest
+from weightcast.manifest import Channel, Heartbeat, Manifest
 from weightcast.mirror import Mirror
 from weightcast.notes import beat
 from weightcast.plan import Route, cheapest_route
@@ -67,27 +70,35 @@ class Subscriber:
 
         With a ``replica`` name, heartbeats are left in the bucket, as far as that is permitted.
         """
-        self.policy = policy
+        self._policy = policy
         self._holds = holds
         self._replica = check_name(replica, "replica") if replica else None
         self._report = report
         self._chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)
         self._workers = Workers(threads)
         self._stopped = threading.Event()
-        self._idle = 0
+        self._idle = _LOOK_FURTHER
         self._last_beat = -_BEAT_EVERY
         try:
-            self._holder = self._hold(holds)
+            self._holder = self._hold(self._chain.channel)
         except BaseException:
             self._workers.close()
             raise
 
-    def _hold(self, holds: Target | Path | str) -> Holder:
-        channel = self._chain.channel
-        if isinstance(holds, (str, Path)):
-            return Mirror(holds, channel.id, channel.table, self._workers, self._report)
-        refuse_other_table(channel.table, holds.table)
-        return MemoryHolder(holds, self._workers)
+    def _hold(self, channel: Channel) -> Holder:
+        if isinstance(self._holds, (str, Path)):
+            return Mirror(self._holds, channel.id, channel.table, self._workers, self._report)
+        refuse_other_table(channel.table, self._holds.table)
+        return MemoryHolder(self._holds, self._workers)
+
+    @property
+    def policy(self) -> Policy:
+        """Which version to go to; another may be given at any time."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy, self._idle = policy, _LOOK_FURTHER
 
     @property
     def chain(self) -> Chain:
@@ -113,7 +124,8 @@ class Subscriber:
         if goal is None:
             self._beat()
             return None
-        return self._reach(goal)
+        with noticing_full(self._holder.workshop):
+            return self._reach(goal)
 
     def _goal(self) -> Manifest | None:
         """The commit to go to; None to stay."""
@@ -160,6 +172,10 @@ class Subscriber:
 
     def _look_anew(self) -> Manifest | None:
         self._idle = 0
+        if self._holder.standing is None:
+            self._holder.examine()
+        else:
+            self._holder.glance()
         head = self._chain.head()
         at = self._holder.version
         if head is None or (at is not None and head.position.version < at):
@@ -174,29 +190,42 @@ class Subscriber:
         chain = Chain.open(self._chain.store)
         if chain.channel.id == self._chain.channel.id:
             return False
-        self._chain = chain
+        refuse_other_table(self._chain.channel.table, chain.channel.table)
         self._holder.close()
-        self._holder = self._hold(self._holds)
+        self._holder = self._hold(chain.channel)
+        self._chain = chain
         return True
 
     def _reach(self, goal: Manifest) -> Staged:
         avoid: set[str] = set()
         trouble: WeightcastError | None = None
         examined = False
-        route = self._next_step(goal) or self._route(goal.position.version, avoid, None)
+        quick = self._next_step(goal)
+        route = quick or self._route(goal.position.version, avoid, None)
         while True:
             try:
                 return stage_route(self._chain, self._holder, route, goal, self._workers, self._report)
+            except SpaceError:
+                if route is not quick:
+                    raise  # else its size is but the word of a manifest: see what the bucket says
             except BadEdgeError as bad:
                 trouble = trouble or bad.error
                 avoid.add(bad.edge.key)
                 if not examined and not isinstance(bad.error, MissingError) and self._holder.standing is not None:
                     examined = True
-                    if not self._holder.examine():
-                        # Not the object but the weights held were changed by somebody else: begin from what they are.
+                    if self._is_elsewhere():
                         self._look_anew()
                         avoid.clear()
             route = self._route(goal.position.version, avoid, trouble)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether what is held is not the version it is thought to be; then that is forgotten."""
+        at = self.position
+        with suppress(MissingError, FormatError):
+            if at is not None and self._chain.manifest(at.version).position != at:
+                self._holder.locate(None)
+                return True
+        return not self._holder.examine()
 
     def _next_step(self, goal: Manifest) -> Route | None:
         """The delta that leads from here to ``goal``, where that is all there is to do: no need to list anything."""
@@ -207,11 +236,13 @@ class Subscriber:
         start = self._holder.version
         if start is not None and start > goal:
             start = None
-        edges = [edge for edge in self._chain.edges(start, goal) if edge.key not in avoid]
-        route = cheapest_route(edges, start, goal)
-        if route is None:
-            raise self._no_way(start, goal, trouble)
-        return route
+        # If nothing leads on from here, an anchor from before may, with a squash that passes by.
+        for first in dict.fromkeys((start, None)):
+            edges = [edge for edge in self._chain.edges(first, goal) if edge.key not in avoid]
+            route = cheapest_route(edges, start, goal)
+            if route is not None:
+                return route
+        raise self._no_way(start, goal, trouble)
 
     def _no_way(self, start: int | None, goal: int, trouble: WeightcastError | None) -> WeightcastError:
         url = self._chain.store.url
@@ -234,7 +265,8 @@ class Subscriber:
         if self.position not in (None, staged.start):
             hint = "Poll again."
             raise UsageError(f"this was staged for version {staged.start}, not for {self.position}", hint=hint)
-        self._holder.take(staged)
+        with noticing_full(self._holder.workshop):
+            self._holder.take(staged)
         forget_downloads(self._holder)
         self._idle = 0
         self._beat()

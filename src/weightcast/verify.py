@@ -44,8 +44,17 @@ def verify(chain: Chain) -> Iterator[Finding]:
             yield Finding(edge.key, f"it leads to {edge.digest}, version {edge.result} is {digest[:16]}")
     if manifests:
         head = max(manifests)
-        if head not in reachable(chain.edges(None, head)) and not chain.references():
+        ways = [edge for edge in chain.edges(None, head) if _is_way(edge, manifests)]
+        if head not in reachable(ways) and not chain.references():
             yield Finding(manifest_key(head), "no way leads from any anchor to the head")
+
+
+def _is_way(edge: Edge, manifests: dict[int, Manifest]) -> bool:
+    """Whether readers would go there: writers that were outrun leave deltas and anchors of other weights behind."""
+    manifest = manifests.get(edge.result)
+    if edge.key.startswith(DELTAS):
+        return manifest is not None and manifest.object.key == edge.key
+    return manifest is None or manifest.position.digest.startswith(edge.digest)
 
 
 def _manifests(chain: Chain) -> tuple[dict[int, Manifest], list[Finding]]:
@@ -127,6 +136,8 @@ def _walk(chain: Chain, walker: Mirror, edge: Edge, workers: Workers, only_if_lo
         return Finding(edge.key, f"version {edge.base}, where it begins, could not be reached")
     try:
         goal = chain.manifest(edge.result)
+        if not _is_way(edge, {edge.result: goal}):
+            return None
         staged = stage_route(chain, walker, (edge,), goal, workers)
         if not (only_if_lost and walker.version == edge.result):
             walker.take(staged)
