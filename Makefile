@@ -9,7 +9,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .PHONY: help setup demo test check fuzz clean
 help:
-	@echo "make demo   train a small model, ship every step as a patch, prove both copies equal"
+	@echo "make demo   a trainer and two followers around a bucket; prove that all hold the same bits"
 	@echo "make test   linters, types, tests"
 	@echo "make fuzz   hostile patches for SECONDS=$(SECONDS)"
 
@@ -24,7 +24,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup
-	@echo "== a small transformer, trained; every step as a patch; a second copy that follows"
+	@echo "== three processes around a folder that stands for a bucket: a trainer, two followers"
 	$(BIN)/python examples/follow.py
 
 check: setup

@@ -1,16 +1,28 @@
-"""Train a small transformer; ship every step as a patch; prove that a second copy holds the same bits.
+"""A trainer and two followers, three processes around a folder that stands for a bucket; all end at the same bits.
 
-    python examples/follow.py [--steps 12] [--lr 3e-6]
+    python examples/follow.py [--steps 16] [--lr 3e-6] [--warm-up 40]
 
-The model learns to add. The first steps bring it off the random start at a large learning rate; then every step of
-fine-tuning at an RL-like one is detected, coded three ways, decoded against the follower's own weights and applied.
+The trainer learns to add and publishes every step. The first follower keeps arrays in memory, as an engine does, and is
+there from the start. The second is `weightcast pull --follow`: it joins halfway and keeps a checkpoint folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.live import Live
@@ -21,6 +33,15 @@ import weightcast as wc
 
 ALPHABET = "0123456789+= "
 LENGTH = 12
+LOOK_EVERY = 0.02
+"""Seconds between two looks of a follower at the bucket."""
+ROLLOUTS = 0.3
+"""Seconds that stand for what else a step of RL has to do."""
+PATIENCE = 60.0
+"""Seconds without a word from anybody after which something is wrong."""
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 class Adder(nn.Module):
@@ -64,54 +85,202 @@ def published(model: nn.Module) -> wc.Arrays:
     return wc.Arrays(bits, dict.fromkeys(bits, "BF16"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=3e-6)
-    args = parser.parse_args()
-    wc.warm_up()
+# -- the trainer's and the first follower's processes ------------------------------------------------------------------
+
+
+def trainer(bucket: Path, steps: int, lr: float, warm_up: int) -> None:
+    """Learn off the wire first, at a large learning rate; then publish every step at an RL-like one."""
+    torch.set_num_threads(1)  # more of them wait for each other where the followers have the other cores
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    console, model = Console(), Adder()
+    model = Adder()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
-    with console.status("learning to add, off the wire"):
-        for _ in range(60):
-            train(model, optimizer, generator)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
-
-    trainer = published(model)
-    follower = wc.Arrays.copy_of(trainer)  # as if it had downloaded the checkpoint
-    trainer_at = follower_at = wc.fingerprint(trainer)
-    full = trainer.table.nbytes
-
-    table = Table(
-        box=None, title=f"{trainer.table.elements:,} parameters, {full:,} bytes in bf16, AdamW at {args.lr:g}"
-    )
-    for column in ("step", "loss", "changed", "plain", "gap", "banded", "to full", "position", "proof"):
-        table.add_column(column, justify="right", no_wrap=True)
-    with Live(table, console=console):
-        for step in range(1, args.steps + 1):
+    for _ in range(warm_up):
+        train(model, optimizer, generator)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    table = published(model).table
+    wc.init(bucket, published(model))
+    say(event="begun", elements=table.elements, nbytes=table.nbytes)
+    with wc.Publisher(bucket, published(model)) as publisher:
+        for step in range(1, steps + 1):
+            time.sleep(ROLLOUTS)
             loss = train(model, optimizer, generator)
-            after = published(model)
-            patch = wc.diff(trainer, after, trainer_at)
-            files = {codec: wc.encode(patch, codec, old=trainer) for codec in ("plain", "gap", "banded")}
-            trainer, trainer_at = after, wc.advance(trainer_at, patch)
-
-            follower_at = wc.decode(files["banded"], old=follower).apply(follower, follower_at)
-            proven = prove_equal(trainer, follower)
-            sizes = [f"{len(data) // 1000} kB" for data in files.values()]
-            changed, ratio = f"{patch.changed / trainer.table.elements:.2%}", f"1 : {full / len(files['banded']):.0f}"
-            table.add_row(str(step), f"{loss:.3f}", changed, *sizes, ratio, proven[:8], "bit-equal")
-    console.print(f"\nTrainer and follower both stand at {proven}.", soft_wrap=True)
+            commit = publisher.publish(step, published(model)).result()
+            density, version = commit.changed / table.elements, commit.position.version
+            say(event="step", step=step, loss=loss, version=version, density=density, nbytes=commit.object.size)
+    say(event="end", digest=wc.fingerprint(published(model)).position)
 
 
-def prove_equal(trainer: wc.Arrays, follower: wc.Arrays) -> str:
-    """Read all bits of both again, remembering nothing; returns the position they share."""
-    positions = [wc.fingerprint(weights).position for weights in (trainer, follower)]
-    same = all(np.array_equal(trainer.read(spec.name), follower.read(spec.name)) for spec in trainer.table)
-    if not same or positions[0] != positions[1]:
-        raise SystemExit("the follower holds other bits than the trainer")
-    return positions[0]
+def follower(bucket: Path) -> None:
+    """An engine that begins with random weights: keep them at the newest version until told to stop."""
+    engine = published(Adder())
+    with subscribed(bucket, engine) as subscriber:
+        signal.signal(signal.SIGTERM, lambda number, frame: subscriber.stop())
+        for position in subscriber.follow(LOOK_EVERY):
+            say(event="version", version=position.version)
+    say(event="end", digest=wc.fingerprint(engine).position)
+
+
+def subscribed(bucket: Path, engine: wc.Arrays) -> wc.Subscriber:
+    """Once there is a channel."""
+    while True:
+        try:
+            return wc.Subscriber(bucket, engine)
+        except wc.errors.ChannelError:
+            time.sleep(LOOK_EVERY)
+
+
+def say(**words: Any) -> None:
+    print(json.dumps({"time": time.time(), **words}), flush=True)
+
+
+# -- the process that watches them -------------------------------------------------------------------------------------
+
+Word = tuple[str, dict[str, Any]]
+"""Who said what."""
+
+
+@contextmanager
+def started(name: str, command: list[str], words: queue.Queue[Word]) -> Iterator[subprocess.Popen[str]]:
+    """A process whose lines go to ``words``, and which is ended if it does not end by itself."""
+
+    def listen() -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            words.put((name, json.loads(line)))
+        words.put((name, {"event": "gone"}))
+
+    # A session of its own: Ctrl-C reaches us alone, and we end it.
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        listener.join()
+
+
+class Board:
+    """What was heard so far, as a table: a row per version, and how long after its commit each follower had it."""
+
+    def __init__(self, lr: float):
+        self.title = f"AdamW at {lr:g}"
+        self.full = 0
+        self.steps: list[dict[str, Any]] = []
+        self.reached: dict[str, dict[int, float]] = {"first": {}, "second": {}}
+        self.digests: dict[str, str] = {}
+        self.stopping = False
+
+    def hear(self, name: str, word: dict[str, Any]) -> None:
+        if word["event"] == "begun":
+            self.full = word["nbytes"]
+            self.title = f"{word['elements']:,} parameters, {self.full:,} bytes in bf16, {self.title}"
+        elif word["event"] == "step":
+            self.steps.append(word)
+        elif word["event"] == "version":
+            self.reached[name][word["version"]] = word["time"]
+        elif word["event"] == "end" and "digest" in word:
+            self.digests[name] = word["digest"]
+        elif word["event"] == "gone" and name not in self.digests and not self.stopping:
+            raise SystemExit(f"the {name} ended too early")
+
+    def caught_up(self) -> bool:
+        """The trainer is done, and both followers are where it is."""
+        return "trainer" in self.digests and all(self.steps[-1]["version"] in seen for seen in self.reached.values())
+
+    def lag(self, name: str, step: dict[str, Any]) -> str:
+        seen = self.reached[name]
+        if step["version"] in seen:
+            return f"{max(0.0, seen[step['version']] - step['time']):.2f} s"
+        return "skipped" if seen and min(seen) < step["version"] < max(seen) else ""
+
+    def __rich__(self) -> Table | str:
+        if not self.full:
+            return "learning to add, off the wire"
+        table = Table(
+            box=None, title=self.title, caption="lag: from a version's commit until a follower has applied it"
+        )
+        for column in ("step", "loss", "version", "changed", "bytes", "to full", "first lags", "second lags"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for step in self.steps:
+            table.add_row(
+                str(step["step"]),
+                f"{step['loss']:.3f}",
+                str(step["version"]),
+                f"{step['density']:.2%}",
+                f"{step['nbytes'] / 1000:.0f} kB",
+                f"1 : {self.full / step['nbytes']:.0f}",
+                self.lag("first", step),
+                self.lag("second", step),
+            )
+        return table
+
+
+def watch(bucket: Path, mirror: Path, args: argparse.Namespace, console: Console) -> dict[str, str]:
+    """Run all three until both followers are where the trainer is; the digest of what each holds."""
+    words: queue.Queue[Word] = queue.Queue()
+    board = Board(args.lr)
+    options = ["--steps", str(args.steps), "--lr", str(args.lr), "--warm-up", str(args.warm_up)]
+    this = [sys.executable, __file__, *options, "--bucket", str(bucket), "--role"]
+    pull = [sys.executable, "-m", "weightcast", "pull", str(bucket), str(mirror)]
+    with ExitStack() as running, Live(board, console=console, refresh_per_second=8):
+        running.enter_context(started("trainer", [*this, "trainer"], words))
+        first = running.enter_context(started("first", [*this, "follower"], words))
+        second = None
+        while not board.caught_up():
+            name, word = words.get(timeout=PATIENCE)
+            board.hear(name, word)
+            if word["event"] == "step" and word["step"] == (args.steps + 1) // 2:
+                late = [*pull, "--follow", "--every", str(LOOK_EVERY), "--json"]
+                second = running.enter_context(started("second", late, words))
+        board.stopping = True
+        assert second is not None
+        for child in (first, second):
+            child.terminate()
+            child.wait(PATIENCE)
+        while "first" not in board.digests:
+            board.hear(*words.get(timeout=PATIENCE))
+    with wc.Checkpoint(mirror) as files:
+        return board.digests | {"second": wc.fingerprint(files).position}
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=3e-6)
+    parser.add_argument("--warm-up", type=int, default=40)
+    parser.add_argument("--role", choices=["trainer", "follower"], help=argparse.SUPPRESS)
+    parser.add_argument("--bucket", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    wc.warm_up()
+    if args.role == "trainer":
+        trainer(args.bucket, args.steps, args.lr, args.warm_up)
+        return
+    if args.role == "follower":
+        follower(args.bucket)
+        return
+    console = Console()
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        with tempfile.TemporaryDirectory(prefix="weightcast-demo-") as folder:
+            digests = watch(Path(folder) / "bucket", Path(folder) / "mirror", args, console)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
+    except queue.Empty:
+        raise SystemExit(f"nothing was heard for {PATIENCE:.0f} s") from None
+    if len(set(digests.values())) != 1:
+        raise SystemExit(f"they hold different bits: {digests}")
+    console.print(f"\nThe trainer and both followers hold the same bits: {digests['trainer']}.", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,47 @@
 """The command `weightcast`: one file per verb."""
 
+import signal
+
 import typer
 
 from weightcast.cli.apply import apply
 from weightcast.cli.bench import bench
-from weightcast.cli.console import prepare_kernels
+from weightcast.cli.console import EXIT_CODES_HELP, leave, prepare_kernels
 from weightcast.cli.diff import diff
 from weightcast.cli.digest import digest
+from weightcast.cli.gc import gc
+from weightcast.cli.init import init
 from weightcast.cli.inspect import inspect
+from weightcast.cli.log import log
+from weightcast.cli.pin import pin, unpin
+from weightcast.cli.plan import plan
+from weightcast.cli.publish import publish
+from weightcast.cli.pull import pull
+from weightcast.cli.reset import reset
+from weightcast.cli.show import show
+from weightcast.cli.squash import squash
+from weightcast.cli.status import status
+from weightcast.cli.verify import verify
 
 app = typer.Typer(
     help="Ship only the bits of a model that changed, losslessly.",
+    epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )
-app.command()(diff)
-app.command()(apply)
-app.command()(inspect)
-app.command()(digest)
-app.add_typer(bench, name="bench")
+
+_PANELS = {
+    "Channels: weights through a bucket": (init, publish, pull, log, show, status, plan, verify),
+    "Channels: upkeep": (squash, gc, pin, unpin, reset),
+    "Patches between checkpoints on disk": (diff, apply, inspect, digest),
+}
+for _panel, _verbs in _PANELS.items():
+    for _verb in _verbs:
+        app.command(rich_help_panel=_panel)(_verb)
+app.add_typer(bench, name="bench", rich_help_panel="This machine")
 
 
-@app.command("warm-up")
+@app.command("warm-up", rich_help_panel="This machine")
 def warm_up() -> None:
     """Compile the kernels now, so that nothing waits for it later."""
     prepare_kernels()
@@ -37,4 +57,6 @@ def version(show: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
     app()

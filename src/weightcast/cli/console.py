@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from weightcast.chain import Chain
+from weightcast.cli.wording import one_line
 from weightcast.errors import (
+    AccessError,
+    ChannelError,
     CheckpointError,
+    ConflictError,
     FormatError,
     InterruptedApplyError,
     MismatchError,
+    MissingError,
+    SpaceError,
+    StoreError,
     UsageError,
     WeightcastError,
 )
 from weightcast.files import Report
 from weightcast.kernels.ready import warm_up
+from weightcast.manifest import Manifest
+from weightcast.store import open_store
 from weightcast.workers import Workers
 
 EXIT_CODES: dict[type[Exception], int] = {
@@ -31,8 +46,23 @@ EXIT_CODES: dict[type[Exception], int] = {
     FormatError: 4,
     CheckpointError: 5,
     InterruptedApplyError: 6,
+    AccessError: 8,
+    StoreError: 7,
+    ConflictError: 10,
+    ChannelError: 9,
+    SpaceError: 11,
 }
-"""Anything else that goes wrong, such as a full disk, is 1."""
+"""The first that fits counts. Anything else that goes wrong is 1; a signal is 128 and its number."""
+
+FOUND = EXIT_CODES[MismatchError]
+"""For what `verify` finds."""
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 done; 1 anything else; 2 wrong usage; 3 weights do not belong together, or verify found something; "
+    "4 bytes break the format; 5 a checkpoint is not what it should be; 6 an interrupted apply must be resumed first; "
+    "7 the bucket did not do what was asked; 8 it refuses these credentials; 9 the channel does not allow it; "
+    "10 another writer was first; 11 the disk is full; 130 interrupted."
+)
 
 # In a pipe nobody knows how wide the page is: cut nothing.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
@@ -40,34 +70,127 @@ err = Console(stderr=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use; all cores by default.")]
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="The channel: a folder, s3://bucket/folder, gs://…, az://… or https://…."),
+]
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+class _Bars:
+    """Bars on standard error, there only while something takes long: output never lands among them."""
+
+    _PATIENCE = 0.3
+    """Seconds: what is done sooner needs no bar."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._begun = 0.0
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        with self._lock:
+            if not err.is_terminal:
+                return
+            self._begun = self._begun or time.monotonic()
+            if self._progress is None and time.monotonic() - self._begun < self._PATIENCE:
+                return
+            if self._progress is None:
+                self._progress = _progress()
+                self._progress.start()
+            if stage not in self._tasks:
+                self._tasks[stage] = self._progress.add_task(stage, total=total)
+            self._progress.update(self._tasks[stage], completed=done, total=total)
+
+    def clear(self) -> None:
+        """Leave no trace on the screen; the next report begins anew."""
+        with self._lock:
+            if self._progress is not None:
+                self._progress.stop()
+            self._progress, self._tasks, self._begun = None, {}, 0.0
+
+
+def _progress() -> Progress:
+    left = TimeRemainingColumn()
+    percent = TextColumn("{task.percentage:>3.0f} %")
+    return Progress(TextColumn("{task.description:>8}"), BarColumn(), percent, left, console=err, transient=True)
+
+
+_bars = _Bars()
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """For a signal: end the process at once, and quietly. All that is written survives a kill."""
+    os.write(2, b"\x1b[?25h" if err.is_terminal else b"")  # a bar or a spinner may have hidden the cursor
+    os._exit(128 + number)
+
+
+class _Stop:
+    """What a signal does: the first ends the work as an error would, the second does not wait for a hung store."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._printing = self._late = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.number:
+            leave(number, frame)
+        self.number = number
+        self._late = self._printing
+        if not self._late:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def printing(self) -> Iterator[None]:
+        """The screen is ours: no bars, and a signal waits until a line is out, whole and once."""
+        _bars.clear()
+        self._printing = True
+        try:
+            yield
+        finally:
+            self._printing = False
+        if self._late:
+            self._late = False
+            raise KeyboardInterrupt
+
+
+_stop = _Stop()
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """SIGINT and SIGTERM end the work inside, if this is the thread that gets them."""
+    _stop.number = 0
+    ours = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)} if ours else {}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 @contextmanager
 def working(threads: int | None, as_json: bool, kernels: bool = True) -> Iterator[tuple[Workers, Report]]:
     """Threads, kernels and progress bars for one verb; errors become one line and an exit code."""
     try:
+        # Not while kernels are loaded: an interrupt there is raised in a callback from C, and shown instead of obeyed.
         if kernels:
             prepare_kernels()
-        bars = Progress(
-            TextColumn("{task.description:>8}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeRemainingColumn(),
-            console=err,
-            transient=True,
-            disable=not err.is_terminal,
-        )
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
-
-        with Workers(threads) as workers, bars:
-            yield workers, report
+        with _stopping(), Workers(threads) as workers:
+            yield workers, _bars.report
+    except BrokenPipeError:
+        raise  # whoever reads our output has had enough of it
     except (WeightcastError, OSError) as error:
         fail(error, as_json)
+    except KeyboardInterrupt:
+        _complain("interrupted", {"kind": "KeyboardInterrupt", "text": "interrupted"}, as_json)
+        raise typer.Exit(128 + (_stop.number or signal.SIGINT)) from None
+    finally:
+        _bars.clear()
 
 
 def prepare_kernels() -> None:
@@ -76,17 +199,52 @@ def prepare_kernels() -> None:
         warm_up()
 
 
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
 def fail(error: Exception, as_json: bool) -> NoReturn:
     """One line for people, the fields for programs."""
     code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
-    if as_json:
-        fields = {"kind": type(error).__name__, "text": str(error)}
-        if isinstance(error, WeightcastError):
-            fields |= {k: v for k, v in vars(error).items() if isinstance(v, str)}
-        typer.echo(json.dumps({"error": fields}))
-    else:
-        err.print(Text.assemble(("error:", "bold red"), " ", str(error)), soft_wrap=True)
+    fields = fields_of(error)
+    _complain(fields["text"], fields, as_json)
     raise typer.Exit(code)
+
+
+def _complain(text: str, fields: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        tell({"error": fields})
+        return
+    with _stop.printing():
+        err.print(Text.assemble(("error:", "bold red"), " ", one_line(text)), soft_wrap=True)
+
+
+def fields_of(error: Exception) -> dict[str, str]:
+    """What an error says, for programs."""
+    fields = {"kind": type(error).__name__, "text": str(error) or type(error).__name__}
+    if isinstance(error, OSError) and not isinstance(error, WeightcastError) and error.strerror:
+        where = f" (file {error.filename})" if error.filename else ""
+        fields["text"] = f"{error.strerror[:1].lower()}{error.strerror[1:]}{where}"
+    if isinstance(error, WeightcastError):
+        fields |= {name: value for name, value in vars(error).items() if isinstance(value, str)}
+    return fields
+
+
+def warn(text: str) -> None:
+    """One line on standard error; the work goes on."""
+    with _stop.printing():
+        err.print(Text.assemble(("warning:", "bold yellow"), " ", one_line(text)), soft_wrap=True)
+
+
+def say(what: RenderableType) -> None:
+    """Print for people. Strings are not markup: names, paths and addresses are from outside."""
+    with _stop.printing():
+        out.print(Text(what) if isinstance(what, str) else what, soft_wrap=isinstance(what, (str, Text)))
+
+
+def tell(values: dict[str, Any]) -> None:
+    """Print for programs: one line."""
+    with _stop.printing():
+        typer.echo(json.dumps(values))
 
 
 def _shown(value: Any) -> str:
@@ -98,10 +256,34 @@ def _shown(value: Any) -> str:
 def facts(values: dict[str, Any], as_json: bool) -> None:
     """Name and value, one per line, or one JSON object."""
     if as_json:
-        typer.echo(json.dumps(values))
+        tell(values)
         return
     width = max(len(name) for name in values)
     for name, value in values.items():
-        shown = _shown(value)
-        # Text, not markup: names and paths are from outside.
-        out.print(Text.assemble((f"{name:>{width}}", "dim"), "  ", shown), soft_wrap=True)
+        say(Text.assemble((f"{name:>{width}}", "dim"), "  ", _shown(value)))
+
+
+# -- channels ----------------------------------------------------------------------------------------------------------
+
+
+def open_chain(url: str) -> Chain:
+    """The channel at an address."""
+    return Chain.open(open_store(url))
+
+
+def commit_of(chain: Chain, version: int) -> Manifest:
+    """The commit of a version; `UsageError` if there is none."""
+    try:
+        return chain.manifest(version)
+    except MissingError:
+        hint = f"`weightcast log {chain.store.url}` lists those there are."
+        raise UsageError(f"there is no version {version}", file=chain.store.url, hint=hint) from None
+
+
+def head_of(chain: Chain) -> Manifest:
+    """The newest commit; `ChannelError` if there is none yet."""
+    head = chain.head()
+    if head is None:
+        hint = "Finish it with `weightcast init URL CHECKPOINT`."
+        raise ChannelError("the channel has no version yet", file=chain.store.url, hint=hint)
+    return head

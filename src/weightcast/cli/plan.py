@@ -1,0 +1,147 @@
+"""`weightcast plan URL --from N|FOLDER|nothing`"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from weightcast.chain import Chain
+from weightcast.cli.console import AsJson, Threads, Url, commit_of, head_of, open_chain, say, tell, working
+from weightcast.cli.held import held
+from weightcast.cli.wording import ratio, size
+from weightcast.errors import ChannelError, UsageError
+from weightcast.files import Report
+from weightcast.keys import DELTAS
+from weightcast.manifest import Manifest
+from weightcast.plan import Edge, Route, cheapest_route, route_bytes
+from weightcast.stage import standing_of
+from weightcast.workers import Workers
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The cheapest route, and two that it is compared with; None for one that is not there."""
+
+    route: Route
+    replay: Route | None
+    """Delta after delta, from the start or from the oldest anchor."""
+    anew: Route | None
+    """The newest anchor, and the deltas behind it."""
+
+
+def plan(
+    url: Url,
+    start: Annotated[
+        str, typer.Option("--from", metavar="N|FOLDER", help="A version, a folder that holds one, or `nothing`.")
+    ],
+    to: Annotated[int | None, typer.Option("--to", min=0, metavar="N", help="A version; else the newest.")] = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the cheapest way to a version, and what others would cost."""
+    in_folder = start != "nothing" and not start.isdigit()
+    with working(threads, as_json, kernels=in_folder) as (workers, report):
+        chain = open_chain(url)
+        head = head_of(chain)
+        goal = commit_of(chain, to).position.version if to is not None else head.position.version
+        if in_folder:
+            at: int | None = _version_of(Path(start), chain, head, workers, report)
+        else:
+            at = None if start == "nothing" else int(start)
+        if at is not None and at > head.position.version:
+            raise UsageError(f"there is no version {at} yet: the newest is {head.position.version}", file=url)
+        choice = _choose(chain, at, goal)
+        full = chain.channel.table.nbytes
+        tell(_fields(choice, at, goal, full)) if as_json else _print(choice, at, goal, full)
+
+
+def _choose(chain: Chain, at: int | None, goal: int) -> Choice:
+    # Patches do not lead back: who wants an older version begins from nothing.
+    start = at if at is not None and at <= goal else None
+    choice = choose(chain.edges(start, goal), start, goal)
+    if choice is None:
+        whence = "nothing" if start is None else f"version {start}"
+        hint = "What led there was collected, or is a checkpoint elsewhere: see `weightcast status`."
+        raise ChannelError(f"no way leads from {whence} to version {goal}", file=chain.store.url, hint=hint)
+    return choice
+
+
+def choose(edges: list[Edge], start: int | None, goal: int) -> Choice | None:
+    """The cheapest route of these edges, beside the plainer ones."""
+    route = cheapest_route(edges, start, goal)
+    if route is None:
+        return None
+    deltas = [edge for edge in edges if edge.key.startswith(DELTAS)]
+    anchors = sorted((edge for edge in edges if edge.base is None), key=lambda edge: edge.result)
+    oldest = anchors[:1] if start is None else []
+    return Choice(
+        route, cheapest_route(oldest + deltas, start, goal), cheapest_route(anchors[-1:] + deltas, None, goal)
+    )
+
+
+def _version_of(folder: Path, chain: Chain, head: Manifest, workers: Workers, report: Report) -> int:
+    with held(folder, chain.channel) as found:
+        if found.claim is not None:
+            return found.claim.version
+        digest = standing_of(found.weights, workers, report).position
+    version = chain.find(digest, head)
+    if version is None:
+        hint = "Plan from `nothing`, or name another folder."
+        raise UsageError("the folder holds no version of this channel", file=str(folder), hint=hint)
+    return version
+
+
+def kind_of(edge: Edge) -> str:
+    if edge.base is None:
+        return "anchor"
+    return "delta" if edge.key.startswith(DELTAS) else "squash"
+
+
+def _fields(choice: Choice, at: int | None, goal: int, full: int) -> dict[str, Any]:
+    steps = [
+        {"kind": kind_of(edge), "base": edge.base, "result": edge.result, "bytes": edge.nbytes, "key": edge.key}
+        for edge in choice.route
+    ]
+    compared = {"replay": choice.replay, "anchor_and_replay": choice.anew}
+    costs = {name: _cost(route) if route is not None else None for name, route in compared.items()}
+    return {"from": at, "to": goal, "route": steps, **_cost(choice.route), "model_bytes": full, **costs}
+
+
+def _cost(route: Route) -> dict[str, int]:
+    return {"bytes": route_bytes(route), "objects": len(route)}
+
+
+def _print(choice: Choice, at: int | None, goal: int, full: int) -> None:
+    if not choice.route:
+        say(f"nothing to do: version {goal} is there")
+        return
+    steps = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("kind", "from", "", "to", "bytes"):
+        steps.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
+    for edge in choice.route:
+        base = "nothing" if edge.base is None else str(edge.base)
+        steps.add_row(kind_of(edge), base, "→", str(edge.result), size(edge.nbytes))
+    say(steps)
+    say("")
+    say(_totals(choice, at, full))
+
+
+def _totals(choice: Choice, at: int | None, full: int) -> Table:
+    replay = "every delta" if at is not None else "oldest anchor, every delta"
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", justify="right", no_wrap=True)
+    for _ in range(4):
+        table.add_column(justify="right", no_wrap=True)
+    rows = {"this route": choice.route, replay: choice.replay, "newest anchor, deltas": choice.anew}
+    for name, route in rows.items():
+        if route is None:
+            table.add_row(name, "not there")
+        else:
+            nbytes = route_bytes(route)
+            times = f"{nbytes / max(route_bytes(choice.route), 1):.3g}×" if route is not choice.route else ""
+            table.add_row(name, size(nbytes), f"{len(route)} objects", ratio(full, nbytes), times)
+    return table

@@ -1,0 +1,80 @@
+"""`weightcast publish URL CHECKPOINT`"""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from weightcast import folders
+from weightcast.chain import Chain
+from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working
+from weightcast.cli.wording import ratio, size
+
+
+def publish(
+    url: Url,
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="The next version: a safetensors file or a checkpoint folder.")
+    ],
+    step: Annotated[int | None, typer.Option(min=0, help="The training step of these weights.")] = None,
+    codec: Annotated[
+        Literal["plain", "gap", "banded"],
+        typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader)."),
+    ] = "banded",
+    mirror: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keeps the newest version here to compare with; in the cache by default."),
+    ] = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a checkpoint as the channel's next version.
+
+    One that is the newest version already is not published again.
+    """
+    with working(threads, as_json) as (workers, report):
+        began = time.monotonic()
+        chain = open_chain(url)
+        head_of(chain)
+        keeper = mirror or default_mirror(chain)
+        published = folders.publish(
+            chain.store, checkpoint, keeper, step=step, codec=codec, workers=workers, report=report
+        )
+        _print(chain, published, time.monotonic() - began, as_json)
+
+
+def default_mirror(chain: Chain) -> Path:
+    """A folder of this user's cache for a channel."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "weightcast"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / chain.channel.id
+
+
+def _print(chain: Chain, published: folders.Published, seconds: float, as_json: bool) -> None:
+    manifest, table = published.manifest, chain.channel.table
+    version, nbytes, density = (
+        manifest.position.version,
+        manifest.object.size,
+        manifest.changed / max(table.elements, 1),
+    )
+    if as_json:
+        values = {
+            "version": version,
+            "digest": manifest.position.digest,
+            "new": published.new,
+            "step": manifest.step,
+            "changed": manifest.changed,
+            "density": density,
+            "bytes": nbytes,
+            "ratio_to_full": table.nbytes / nbytes,
+            "seconds": round(seconds, 3),
+        }
+        tell(values)
+    elif published.new:
+        parts = f"{density:.3%} changed", size(nbytes), ratio(table.nbytes, nbytes), f"{seconds:.1f} s"
+        say(f"version {version}  {'  '.join(parts)}")
+    else:
+        say(f"version {version} has these weights already")

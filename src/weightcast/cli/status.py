@@ -1,0 +1,109 @@
+"""`weightcast status URL`"""
+
+import time
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from weightcast import notes
+from weightcast.chain import Chain
+from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
+from weightcast.cli.wording import one_line, size, span
+from weightcast.keys import ANCHORS, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
+from weightcast.manifest import Heartbeat, Lease, Manifest
+
+_KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, DOOMED)
+
+
+def status(url: Url, as_json: AsJson = False) -> None:
+    """Where a channel stands, who writes it, what it weighs, and how far each replica is."""
+    with working(1, as_json, kernels=False):
+        chain = open_chain(url)
+        head = head_of(chain)
+        found = _status(chain, head, time.time())
+        tell(found) if as_json else _print(found)
+
+
+def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
+    anchors = sorted({edge.result for edge in chain.anchor_edges()})
+    references = {
+        anchor.position.version: f"{anchor.reference.repository}@{anchor.reference.revision}"
+        for anchor in chain.references()
+        if anchor.reference
+    }
+    return {
+        "channel": chain.store.url,
+        "id": chain.channel.id,
+        "tensors": len(chain.channel.table),
+        "model_bytes": chain.channel.table.nbytes,
+        "head": {
+            "version": head.position.version,
+            "digest": head.position.digest,
+            "step": head.step,
+            "age": round(now - head.time, 3),
+        },
+        "writer": _writer(notes.lease(chain), now),
+        "anchors": anchors,
+        "references": references,
+        "pins": sorted(notes.pins(chain)),
+        "stored": {kind.rstrip("/"): _weigh(chain, kind) for kind in _KINDS},
+        "replicas": [_replica(beat, heard, head, now) for beat, heard in notes.heartbeats(chain)],
+    }
+
+
+def _writer(lease: Lease | None, now: float) -> dict[str, Any] | None:
+    if lease is None:
+        return None
+    return {"name": lease.writer, "host": lease.host, "pid": lease.pid, "age": round(now - lease.time, 3)}
+
+
+def _weigh(chain: Chain, kind: str) -> dict[str, int]:
+    sizes = [listed.size for listed in chain.store.list(kind)]
+    return {"objects": len(sizes), "bytes": sum(sizes)}
+
+
+def _replica(beat: Heartbeat, heard: float, head: Manifest, now: float) -> dict[str, Any]:
+    return {
+        "name": beat.replica,
+        "version": beat.position.version,
+        "lag": head.position.version - beat.position.version,
+        "age": round(now - heard, 3),
+        "error": beat.error,
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    head, writer, stored = found["head"], found["writer"], found["stored"]
+    step = f", step {head['step']}" if head["step"] is not None else ""
+    begins = [str(version) for version in found["anchors"]]
+    begins += [f"{version} (elsewhere: {name})" for version, name in found["references"].items()]
+    rows = {
+        "channel": f"{found['channel']}, {found['tensors']:,} tensors, {size(found['model_bytes'])}",
+        "head": f"version {head['version']}{step}, {span(head['age'])} ago",
+        "writer": f"{writer['name']}, began {span(writer['age'])} ago" if writer else "nobody yet",
+        "anchors": ", ".join(begins) or "none",
+        "pins": ", ".join(map(str, found["pins"])) or "none",
+        "stored": ", ".join(
+            f"{kind} {size(weight['bytes'])} ({weight['objects']:,})"
+            for kind, weight in stored.items()
+            if weight["objects"]
+        ),
+        "replicas": f"{len(found['replicas']):,} reported",
+    }
+    for name, text in rows.items():
+        say(Text.assemble((f"{name:>8}", "dim"), "  ", one_line(text)))
+    if found["replicas"]:
+        say(_replicas(found["replicas"]))
+
+
+def _replicas(replicas: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("replica")
+    for column in ("version", "behind", "heard"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("error")
+    for row in replicas:
+        error = Text(one_line(row["error"] or ""), "red")
+        table.add_row(Text(row["name"]), str(row["version"]), str(row["lag"]), f"{span(row['age'])} ago", error)
+    return table
