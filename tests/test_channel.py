@@ -16,13 +16,23 @@ import weightcast as wc
 from weightcast.bits import TensorSpec
 from weightcast.chain import Chain
 from weightcast.collect import reset
-from weightcast.errors import ChannelError, ConflictError, MissingError, StoreError, UnreachableError, UsageError
+from weightcast.errors import (
+    AccessError,
+    ChannelError,
+    ConflictError,
+    MissingError,
+    StoreError,
+    UnreachableError,
+    UsageError,
+)
 from weightcast.folders import publish
 from weightcast.keys import SQUASHES
 from weightcast.manifest import Reference
 from weightcast.mirror import Mirror
+from weightcast.notes import heartbeats, lease
 from weightcast.squash import squash
 from weightcast.store.base import Data, Store
+from weightcast.store.file import FileStore
 from weightcast.store.memory import MemoryStore
 from weightcast.verify import verify, verify_deep
 
@@ -76,7 +86,7 @@ def test_an_anchor_by_reference_uploads_no_weights(store: Store, tmp_path: Path)
         publisher.publish()
     assert pull(store, here).version == 1
     assert same_bits(here, model)
-    with pytest.raises(ChannelError, match="Download org/model at abc123 into the folder first"):
+    with pytest.raises(ChannelError, match="Download org/model at abc123 into the replica's folder first"):
         pull(store, tmp_path / "empty")
 
 
@@ -567,3 +577,57 @@ def test_a_missing_version_is_missing(store: Store) -> None:
     channel_of(store, 1)
     with pytest.raises(MissingError):
         Chain.open(store).manifest(9)
+
+
+# -- what followers leave behind -------------------------------------------------------------------------------------
+
+
+def test_a_pull_that_gets_nothing_leaves_no_folder(store: Store, tmp_path: Path) -> None:
+    wc.init(store, small_model(), reference=Reference("org/model", "main"))
+    with pytest.raises(ChannelError, match="Download org/model"):
+        pull(store, tmp_path / "replica")
+    assert not (tmp_path / "replica").exists()
+
+
+def test_heartbeats_tell_where_a_replica_ended(store: Store) -> None:
+    states = channel_of(store, 3)
+    there = wc.Arrays.copy_of(states[0])
+    with wc.Subscriber(store, there, wc.Every(), replica="eu-1") as subscriber:
+        for _ in range(3):
+            staged = subscriber.poll()
+            assert staged is not None
+            subscriber.apply(staged)
+    ((beat, _),) = heartbeats(Chain.open(store))
+    assert (beat.replica, beat.position, beat.error) == ("eu-1", head_of(store), None)
+
+
+def test_a_bucket_that_is_gone_is_no_idle_one(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "bucket")
+    states = channel_of(store, 1)
+    with wc.Subscriber(store, states[1], replica="eu-1") as subscriber:
+        assert subscriber.poll() is None
+        (tmp_path / "bucket").rename(tmp_path / "elsewhere")
+        with pytest.raises(MissingError, match="the folder does not exist"):
+            subscriber.poll()
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_a_writer_that_may_not_delete_can_publish(store: Store) -> None:
+    class Keeping(Counting):
+        def delete(self, key: str) -> None:
+            raise AccessError("these credentials may not delete here", url=self.url, key=key)
+
+    model = small_model()
+    wc.init(store, model)
+    with wc.Publisher(Keeping(store), model) as publisher:
+        train(model, 1)
+        assert publisher.publish().result(60).position.version == 1
+
+
+def test_a_writer_that_fails_to_take_up_the_channel_does_not_claim_it(store: Store) -> None:
+    states = channel_of(store, 1)
+    claimed = lease(Chain.open(store))
+    with pytest.raises(UsageError):
+        wc.Publisher(store, small_model(tensors=1), writer="intruder")
+    assert lease(Chain.open(store)) == claimed
+    assert states

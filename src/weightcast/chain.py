@@ -134,7 +134,9 @@ class Chain:
         """The commit of the next version, if there is one: one small request."""
         try:
             return self.manifest(version + 1)
-        except MissingError:
+        except MissingError as error:
+            if error.key is None:
+                raise  # not the version but the bucket
             return None
 
     def head(self, known: int | None = None) -> Manifest | None:
@@ -185,11 +187,7 @@ class Chain:
         return position.version if position else None
 
     def edges(self, start: int | None, goal: int) -> list[Edge]:
-        """Every way that may help from ``start`` (None: from nothing) to ``goal``, with its bytes, by listings.
-
-        Names do not tell what was committed: a writer that was outrun leaves a delta or an anchor of other weights, and
-        it may be the only one of its version. Whoever goes a way asks the manifest first.
-        """
+        """Every way that may help from ``start`` (None: from nothing) to ``goal``, with its bytes, by listings."""
         anchors = self.anchor_edges()
         first = start if start is not None else min((edge.result for edge in anchors), default=0)
         committed = set(self.versions(first))
@@ -198,7 +196,19 @@ class Chain:
         listed = max(committed, default=first)
         if goal - listed <= _MOST_PROBES:
             deltas += self._unlisted(range(listed + 1, goal + 1))
-        return [edge for edge in anchors if first <= edge.result <= goal] + squashes + deltas
+        return self._agreed([edge for edge in anchors if first <= edge.result <= goal] + squashes + deltas)
+
+    def _agreed(self, edges: list[Edge]) -> list[Edge]:
+        """Those that lead to what was committed. A writer that was outrun leaves a delta or an anchor of other weights;
+        where the names of a version's objects disagree, its manifest tells which are good.
+        """
+        digests: dict[int, set[str]] = {}
+        for edge in edges:
+            digests.setdefault(edge.result, set()).add(edge.digest)
+        for version in (version for version, found in digests.items() if len(found) > 1):
+            with suppress(MissingError, FormatError):
+                digests[version] = {self.manifest(version).position.digest[:16]}
+        return [edge for edge in edges if edge.digest in digests[edge.result]]
 
     def _unlisted(self, versions: range) -> Iterator[Edge]:
         """Deltas that are committed though a listing did not show them."""

@@ -167,13 +167,22 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
     lists = _doomed(chain)
     ripe = {key for listed, keys in lists.items() if now - listed.modified >= policy.grace for key in keys}
     # A list is as old as the listing it was made from: only what is still garbage goes.
-    gone = tuple(dict.fromkeys([key for key in objects if key in ripe] + list(garbage.orphans)))
+    gone = tuple(
+        dict.fromkeys([*(key for key in objects if key in ripe), *garbage.orphans, *_silent(chain, policy, now)])
+    )
     waiting = tuple(key for key in objects if key not in ripe)
     if not dry_run:
         listed_before = {key for keys in lists.values() for key in keys}
         emptied = [listed.key for listed, keys in lists.items() if not set(keys) - set(gone) & sizes.keys()]
         _delete(chain, garbage, [key for key in waiting if key not in listed_before], gone, emptied)
     return Collected(garbage.manifests, gone, waiting, sum(sizes.get(key, 0) for key in gone))
+
+
+def _silent(chain: Chain, policy: Retention, now: float) -> Iterator[str]:
+    """Heartbeats of replicas that nobody waits for any more: machines come and go, and each has a name of its own."""
+    for listed in chain.store.list(REPLICAS):
+        if now - listed.modified >= max(policy.window, policy.patience, policy.grace):
+            yield listed.key
 
 
 def _delete(chain: Chain, garbage: Garbage, objects: list[str], gone: tuple[str, ...], lists: list[str]) -> None:

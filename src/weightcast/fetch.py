@@ -23,6 +23,7 @@ from weightcast.errors import (
     MismatchError,
     MissingError,
     ResultError,
+    SpaceError,
     UsageError,
     WeightcastError,
 )
@@ -227,11 +228,15 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     anchor = chain.anchor(edge.key + RECORD)
     if manifest is not None and manifest.position != anchor.position:
         raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
-    if anchor.nbytes > edge.nbytes:
-        raise FormatError(f"the record says {anchor.nbytes} bytes, {edge.nbytes} are there", file=edge.key)
     folder.mkdir(exist_ok=True)
     names = {ref.key.rpartition("/")[2]: ref for ref in anchor.files}
-    require_space(folder, anchor.nbytes - _stored(folder))
+    try:
+        require_space(folder, anchor.nbytes - _stored(folder))
+    except SpaceError:
+        if anchor.nbytes <= edge.nbytes:
+            raise
+        problem = f"the record says {anchor.nbytes} bytes, {edge.nbytes} are there"
+        raise FormatError(problem, file=edge.key) from None
     for name, ref in names.items():
         _fetch_object(chain, ref, folder / name, progress, durable=True)
     for path in folder.iterdir():

@@ -18,7 +18,7 @@ from weightcast.manifest import Manifest, Reference
 from weightcast.mirror import Mirror
 from weightcast.notes import write_index
 from weightcast.offline import write_patch
-from weightcast.publisher import new_writer, open_for_writing
+from weightcast.publisher import announce, new_writer, open_for_writing
 from weightcast.stage import stage, standing_of
 from weightcast.store import open_store
 from weightcast.store.base import Store
@@ -67,9 +67,8 @@ def _init(
     workers: Workers,
     report: Report,
 ) -> Manifest:
-    standing = standing_of(weights, workers, report)
-    position = Position(0, standing.position)
     chain = Chain.create(store, weights.table)
+    position = Position(0, standing_of(weights, workers, report).position)
     ref = chain.refer_anchor(position, reference) if reference else chain.put_anchor(position, files, report)
     manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer or new_writer())
     chain.commit(manifest)
@@ -186,6 +185,7 @@ def _publish(
             reached = stage(PatchReader(source), old, standing, staged, workers, report)
         ref = chain.put_delta(position, made)
         manifest = chain.draft(position, head, ref, codec, written.changed, step, writer)
+        announce(chain, writer)
         chain.commit(manifest)
         keeper.take(Staged(head, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
     return manifest

@@ -76,7 +76,6 @@ class Mirror:
             opening.callback(self._let_go)
             self._sweep()
             self._recover()
-            self._made = []
             self._close = opening.pop_all().close
 
     @property
@@ -380,9 +379,11 @@ class Mirror:
         self._log.close()
 
     def _unmake(self) -> None:
-        """Leave a folder that was refused as it was."""
-        for path in reversed(self._made):
-            shutil.rmtree(path)
+        """Leave a folder that was refused, or got nothing, as it was; a download that can go on is worth keeping."""
+        begun = any((self._inner / name).exists() for name in (POSITION, INSTALL))
+        if not begun and not any((self._inner / "incoming").glob("*")):
+            for path in reversed(self._made):
+                discard(path)
 
     def close(self) -> None:
         self._close()

@@ -114,6 +114,7 @@ class Publisher:
             self._shadow = Copies.of(weights)
             self._standing = fingerprint(self._shadow, self._workers)
             self._committed = self._take_up()
+            announce(self._chain, self.writer)
         except BaseException:
             self._workers.close()
             raise
@@ -342,5 +343,9 @@ def open_for_writing(channel: str | Path | Store, table: TensorTable, writer: st
     if chain.channel.fence == "create" and not honours_create(chain.store):
         hint = "Two writers could overwrite each other here. Use the store that the channel was made on."
         raise ChannelError("this store does not honour create-if-absent", file=chain.store.url, hint=hint)
-    take_lease(chain, Lease(writer, socket.gethostname() or "host", os.getpid(), time.time()))
     return chain
+
+
+def announce(chain: Chain, writer: str) -> None:
+    """Say who writes."""
+    take_lease(chain, Lease(writer, socket.gethostname() or "host", os.getpid(), time.time()))

@@ -42,8 +42,8 @@ from weightcast.workers import Workers
 _LOOK_FURTHER = 32
 """Idle polls until the head is looked up anew: what follows us may have been collected, or the channel reset."""
 
-_BEAT_EVERY = 30.0
-"""Seconds between two heartbeats at least."""
+_BEAT_EVERY, _BEAT_MOST = 30.0, 5.0
+"""Seconds between two heartbeats when nothing is new, and when a version was taken."""
 
 NEWEST = Newest()
 
@@ -79,6 +79,7 @@ class Subscriber:
         self._stopped = threading.Event()
         self._idle = _LOOK_FURTHER
         self._last_beat = -_BEAT_EVERY
+        self._told: Position | None = None
         try:
             self._holder = self._hold(self._chain.channel)
         except BaseException:
@@ -252,7 +253,7 @@ class Subscriber:
         for anchor in self._chain.references():
             if anchor.reference is not None:
                 name = f"{anchor.reference.repository} at {anchor.reference.revision}"
-                hint = f"Download {name} into the folder first: version {anchor.position.version} is that checkpoint."
+                hint = f"Download {name} into the replica's folder first: it is version {anchor.position.version}."
                 return ChannelError(f"version {goal} begins at a checkpoint that is not here", file=url, hint=hint)
         whence = "nothing" if start is None else f"version {start}"
         hint = "What led there was collected, or never arrived; publishing an anchor mends it."
@@ -269,7 +270,7 @@ class Subscriber:
             self._holder.take(staged)
         forget_downloads(self._holder)
         self._idle = 0
-        self._beat()
+        self._beat(every=_BEAT_MOST)
         return staged.position
 
     def fold(self) -> None:
@@ -291,7 +292,8 @@ class Subscriber:
                 if trouble is None:
                     raise
                 trouble(error)
-                self._beat(error)
+                if not isinstance(error, StoreError):  # whom should we tell?
+                    self._beat(error)
                 failures, position = failures + 1, None
             if position is not None:
                 yield position
@@ -302,22 +304,24 @@ class Subscriber:
         """End `follow`, from any thread."""
         self._stopped.set()
 
-    def _beat(self, error: WeightcastError | None = None) -> None:
+    def _beat(self, error: WeightcastError | None = None, every: float = _BEAT_EVERY) -> None:
         """Tell how we do, rarely; a bucket that does not let us is not asked again."""
         now, position = time.monotonic(), self.position
-        if self._replica is None or position is None or (now - self._last_beat < _BEAT_EVERY and error is None):
+        if self._replica is None or position is None or (now - self._last_beat < every and error is None):
             return
-        self._last_beat = now
+        self._last_beat, self._told = now, position
         try:
             text = re.sub(r"\s+", " ", str(error))[:500] if error else None
             beat(self._chain, Heartbeat(self._replica, position, time.time(), text))
         except (AccessError, UnsupportedError):
             self._replica = None
         except StoreError:
-            self._last_beat = now  # nobody misses one heartbeat; the next may get through
+            self._told = None  # nobody misses one heartbeat; the next may get through
 
     def close(self) -> None:
         self.stop()
+        if self.position != self._told:
+            self._beat(every=0.0)
         self._holder.close()
         self._workers.close()
 

@@ -105,6 +105,9 @@ def verify_deep(
         return
     newest = head.position.version
     edges = chain.edges(None, newest)
+    if not any(edge.base is None for edge in edges) and chain.references():
+        hint = "Prove a replica instead: `weightcast verify FOLDER URL`."
+        raise ChannelError("the channel begins at a checkpoint that is not in it", file=chain.store.url, hint=hint)
     arriving, leaving = _by(edges, lambda edge: edge.result), _by(edges, lambda edge: edge.base)
     walker = Mirror(scratch, chain.channel.id, chain.channel.table, workers)
     try:
