@@ -87,6 +87,12 @@ class Checkpoint:
         entry = container.entries[name]
         return container.read(entry).view(self.table[name].kind.word)
 
+    def read_span(self, name: str, first: int, out: Bits) -> None:
+        """Fill ``out`` with a tensor's bits from element ``first`` on."""
+        container = self._containers[self._home[name]]
+        at = container.data_start + container.entries[name].begin + first * out.itemsize
+        container.source.read_into(out.view(np.uint8).data, at)
+
     def write(self, name: str, bits: Bits) -> None:
         """Replace a tensor's bits; durable after `sync`."""
         file = self._home[name]

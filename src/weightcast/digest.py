@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.bits import Bits, TensorTable, Weights, bits_of, elements_of
+from weightcast.bits import Bits, TensorSpec, TensorTable, Weights, bits_of, elements_of
 from weightcast.errors import UsageError
 from weightcast.kernels import cpu
 from weightcast.workers import ONE, Workers
@@ -72,9 +73,40 @@ class Fingerprint:
         return self.digests[self.table.ordinal(name)]
 
 
+@runtime_checkable
+class InSpans(Protocol):
+    """Weights that can be read in pieces: most of the time of reading a file whole goes into fresh memory for it."""
+
+    def read_span(self, name: str, first: int, out: Bits) -> None:
+        """Fill ``out`` with a tensor's bits from element ``first`` on."""
+        ...
+
+
 def tensor_digests(weights: Weights, workers: Workers = ONE) -> Iterator[int]:
     """The digest of one tensor after the other, a few being read ahead."""
-    return workers.stream(lambda spec: tensor_digest(weights.read(spec.name), workers), weights.table, elements_of)
+
+    def one(spec: TensorSpec) -> int:
+        if isinstance(weights, InSpans):
+            return _digest_in_spans(weights, spec, workers)
+        return tensor_digest(weights.read(spec.name), workers)
+
+    return workers.stream(one, weights.table, elements_of)
+
+
+_room = threading.local()
+
+
+def _digest_in_spans(weights: InSpans, spec: TensorSpec, workers: Workers) -> int:
+    word = spec.kind.word
+
+    def part(first: int) -> int:
+        if not hasattr(_room, "bytes"):
+            _room.bytes = np.empty(_SPAN * 8, np.uint8)
+        out = _room.bytes[: min(_SPAN, spec.elements - first) * word.itemsize].view(word)
+        weights.read_span(spec.name, first, out)
+        return int(cpu.digest_runs(out, np.array([first], np.int64)))
+
+    return sum(workers.map(part, range(0, spec.elements, _SPAN))) % MODULUS
 
 
 def fingerprint(weights: Weights, workers: Workers = ONE) -> Fingerprint:

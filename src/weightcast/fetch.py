@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weightcast.bits import Weights
@@ -14,7 +14,7 @@ from weightcast.chain import Chain
 from weightcast.checkpoint import Checkpoint
 from weightcast.container import FileSource
 from weightcast.detect import refuse_other_table
-from weightcast.digest import Fingerprint
+from weightcast.digest import Fingerprint, tensor_digests
 from weightcast.errors import (
     BaseError,
     ChannelError,
@@ -32,7 +32,7 @@ from weightcast.holder import Holder, Staged, StagedPatch, position_of
 from weightcast.keys import DELTAS, RECORD, Position, read_squash_key
 from weightcast.manifest import Manifest, ObjectRef
 from weightcast.plan import Edge, Route, route_bytes
-from weightcast.stage import Overlay, stage, standing_of
+from weightcast.stage import Overlay, stage
 from weightcast.transfer import fetch, sha256_of
 from weightcast.wire import PatchReader
 from weightcast.workers import ONE, Workers
@@ -57,6 +57,8 @@ class _Arrived:
     position: Position | None
     """Where it leads as far as is known: by the manifest of that version, which may be gone, or an anchor's record."""
     base: str | None
+    digests: Mapping[str, int] = field(default_factory=dict)
+    """Of an anchor's tensors, by name."""
 
 
 def stage_route(
@@ -82,8 +84,8 @@ def stage_route(
                     folder, layers, patches = arrived.path, [], []
                     state = opened.enter_context(Checkpoint(folder, aliases=dict(chain.channel.table.aliases)))
                     refuse_other_table(chain.channel.table, state.table)
-                    standing = standing_of(state, workers, report)
-                    anchor_digests = standing.digests
+                    anchor_digests = tuple(arrived.digests[spec.name] for spec in state.table)
+                    standing = Fingerprint(state.table, anchor_digests)
                 else:
                     if state is None or standing is None:
                         raise ChannelError("a patch was planned with nothing to apply it to")
@@ -198,7 +200,7 @@ def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progre
             ref, base = _delta_of(manifest, edge)
         _fetch_object(chain, ref, path, progress, durable=False)
         return _Arrived(edge, path, manifest.position if manifest else None, base)
-    except (FormatError, MissingError, ChannelError) as error:
+    except (FormatError, MissingError, ChannelError, CheckpointError, UsageError) as error:
         raise BadEdgeError(edge, error) from error
 
 
@@ -237,12 +239,23 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
             raise
         problem = f"the record says {anchor.nbytes} bytes, {edge.nbytes} are there"
         raise FormatError(problem, file=edge.key) from None
-    for name, ref in names.items():
-        _fetch_object(chain, ref, folder / name, progress, durable=True)
+
+    def one(name: str) -> dict[str, int]:
+        """A file's tensors are digested while other files are on their way."""
+        _fetch_object(chain, names[name], folder / name, progress, durable=True)
+        if not name.endswith(".safetensors"):
+            return {}
+        with Checkpoint(folder / name) as file:
+            return dict(zip((spec.name for spec in file.table), tensor_digests(file), strict=True))
+
+    digests: dict[str, int] = {}
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="weightcast-file") as pool:
+        for found in pool.map(one, sorted(names, key=lambda name: -names[name].size)):
+            digests |= found
     for path in folder.iterdir():
         if path.name not in names:
             discard(path)
-    return _Arrived(edge, folder, anchor.position, None)
+    return _Arrived(edge, folder, anchor.position, None, digests)
 
 
 def _stored(folder: Path) -> int:
