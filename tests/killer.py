@@ -1,15 +1,18 @@
 """Runs operations in processes of their own and kills them with SIGKILL at the operation on files that one names.
 
-As a script it waits for lines of JSON, [operation, folder, number], and forks a process for each; the answer is
-[signal or 0, how many operations on files there were]. It has no threads, so its children begin in a sane state.
+As a script it waits for lines of JSON, [operation, folder, number, seconds], and forks a process for each, which dies
+at that operation on files or after that time; the answer is [signal or 0, how many operations on files there were]. The
+script has no threads, so its children begin in a sane state.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +28,14 @@ class Killer:
     def __init__(self, process: subprocess.Popen[str]):
         self._process = process
 
-    def run(self, operation: str, root: Path, at: int = 0) -> tuple[int, int]:
-        """Run an operation on the world in ``root``; with ``at`` it is killed there. (signal, operations on files)"""
+    def run(self, operation: str, root: Path, at: int = 0, after: float = 0.0) -> tuple[int, int]:
+        """Run an operation on the world in ``root``; with ``at`` it is killed there, with ``after`` at that time.
+
+        (signal, operations on files)
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([operation, str(root), at]) + "\n")
+        self._process.stdin.write(json.dumps([operation, str(root), at, after]) + "\n")
         self._process.stdin.flush()
         killed, count = json.loads(self._process.stdout.readline())
         return killed, count
@@ -48,14 +54,14 @@ def killer() -> Iterator[Killer]:
 
 
 def main() -> None:
-    from operations import OPERATIONS
+    from operations import ENDLESS, OPERATIONS
 
     import weightcast
 
     weightcast.warm_up()
-    by_name = {operation.name: operation for operation in OPERATIONS}
+    by_name = {operation.name: operation for operation in OPERATIONS + ENDLESS}
     for line in sys.stdin:
-        name, root, at = json.loads(line)
+        name, root, at, after = json.loads(line)
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -67,6 +73,9 @@ def main() -> None:
             finally:
                 os._exit(code)
         os.close(writing)
+        if after:
+            time.sleep(after)
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         count = int(os.read(reading, 100) or 0)
         os.close(reading)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from worlds import Operation, World, follow, opened
 
 import weightcast as wc
@@ -164,4 +166,53 @@ OPERATIONS = [
     Operation("gc", 4, _anchored, _collect, (4,), (4,), done=_collected),
     Operation("fold", 4, _logged, _fold, (4,), (4,), done=_folded),
     Operation("anchor", 4, _logged, _cut, (4,), (4,), done=_is_cut),
+]
+
+
+# -- until they are killed ---------------------------------------------------------------------------------------------
+
+
+def state_at(world: World, version: int) -> int:
+    """Endless publishing goes through the states in turn, version by version."""
+    return version % len(world.states)
+
+
+def _publish_for_ever(world: World, store: Store) -> None:
+    """Write down what was acknowledged, and only then go on."""
+    head = world.head()
+    assert head is not None
+    with (
+        Publisher(store, wc.Arrays.copy_of(world.states[state_at(world, head)]), threads=1) as publisher,
+        (world.root / "acknowledged").open("ab", buffering=0) as file,
+    ):
+        while True:
+            head += 1
+            receipt = publisher.publish(weights=world.states[state_at(world, head)])
+            file.write(f"{receipt.result(30).position.version}\n".encode())
+            time.sleep(0.005)
+
+
+def _follow_for_ever(world: World, store: Store) -> None:
+    while True:
+        follow(world, store)
+        with opened(world) as mirror:
+            mirror.fold()
+        follow(world, store, policy=Pinned(max(world.chain.versions()) - 2))
+
+
+def _maintain_for_ever(world: World, store: Store) -> None:
+    while True:
+        _squash(world, store)
+        world.store.now += 1000.0
+        with opened(world) as mirror:
+            if mirror.version is not None:
+                cut_anchor(Chain.open(store), mirror)
+        collect(Chain.open(store), RETENTION)
+        follow(world)
+
+
+ENDLESS = [
+    Operation("publish for ever", 0, nothing, _publish_for_ever, (0,)),
+    Operation("follow for ever", 7, nothing, _follow_for_ever, (7,)),
+    Operation("maintain for ever", 7, nothing, _maintain_for_ever, (7,)),
 ]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import same_bits
 from faults import INJECTED
 from killer import Killer, killer
-from operations import OPERATIONS
-from worlds import Operation, World
+from operations import ENDLESS, OPERATIONS, state_at
+from worlds import Operation, World, follow, nothing_like
 
-AT_MOST = 40
+import weightcast as wc
+from weightcast.subscriber import Subscriber
+from weightcast.verify import verify
+
+AT_MOST = 25
 """Kills for each operation, spread evenly."""
 
 
@@ -44,3 +50,74 @@ def test_killed_at_chosen_operations(operation: Operation, deadly: Killer, ram: 
             error.add_note(f"killed at {number} of {count}")
             raise
         shutil.rmtree(root)
+
+
+def test_publishers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) -> None:
+    """One after the other on one channel: what one of them saw acknowledged is committed, and nothing else is wrong."""
+    rng = random.Random(0)
+    operation = ENDLESS[0]
+    world = operation.make(ram / "world", memory=False)
+    heads = [0]
+    for _ in range(10):
+        killed, _ = deadly.run(operation.name, world.root, after=rng.uniform(0.01, 0.15))
+        assert killed == signal.SIGKILL
+        INJECTED["publish, SIGKILL"] += 1
+        head = world.head()
+        assert head is not None
+        heads.append(head)
+        assert list(verify(world.chain)) == []
+        fresh = nothing_like(world.states[0])
+        with Subscriber(world.store, fresh, threads=1) as subscriber:
+            staged = subscriber.poll()
+            assert staged is not None
+            assert subscriber.apply(staged).version == head
+        assert same_bits(fresh, world.states[state_at(world, head)])
+    assert heads == sorted(heads)
+    assert heads[-1] > 10
+    acknowledged = [int(line) for line in (world.root / "acknowledged").read_text().split()]
+    assert set(acknowledged) <= set(world.chain.versions())
+    assert len(set(acknowledged)) == len(acknowledged)
+    digests = [wc.fingerprint(state).position for state in world.states]
+    for version in world.chain.versions():
+        assert world.chain.manifest(version).position.digest == digests[state_at(world, version)]
+
+
+def test_followers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) -> None:
+    rng = random.Random(1)
+    operation = ENDLESS[1]
+    world = operation.make(ram / "world", memory=False)
+    loaded = set()
+    for _ in range(15):
+        killed, _ = deadly.run(operation.name, world.root, after=rng.uniform(0.01, 0.2))
+        assert killed == signal.SIGKILL
+        INJECTED["pull, SIGKILL"] += 1
+        loaded.add(world.check_files())
+        world.check_mirror([None, *range(8)])
+    assert follow(world) == 7
+    world.check_mirror([7])
+    assert loaded & {5, 6, 7}
+
+
+def test_housekeepers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) -> None:
+    rng = random.Random(2)
+    operation = ENDLESS[2]
+    world = operation.make(ram / "world", memory=False)
+    follow(world)
+    for _ in range(12):
+        killed, _ = deadly.run(operation.name, world.root, after=rng.uniform(0.01, 0.3))
+        assert killed == signal.SIGKILL
+        INJECTED["squash and gc, SIGKILL"] += 1
+        world.check_readers([7])
+        world.check_mirror([7])
+
+
+def test_temporary_folders_of_the_dead_are_removed(deadly: Killer, ram: Path) -> None:
+    """An engine that is killed at every start leaves one download behind, not one for each start."""
+    operation = next(operation for operation in OPERATIONS if operation.name == "pull into memory")
+    world = operation.make(ram / "world", memory=False)
+    _, count = deadly.run(operation.name, world.clone(ram / "counted").root)
+    for _ in range(4):
+        assert deadly.run(operation.name, world.root, count // 2)[0] == signal.SIGKILL
+        assert len(list((world.root / "tmp").iterdir())) == 1
+    operation.attempt(world, world.store)
+    assert list((world.root / "tmp").iterdir()) == []

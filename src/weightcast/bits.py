@@ -105,6 +105,13 @@ class TensorSpec:
         return bits // 8
 
 
+def refuse_no_weights(weights: object) -> None:
+    """`UsageError` for what has no table of tensors, a plain dictionary of arrays for one."""
+    if not hasattr(weights, "table") or not hasattr(weights, "read"):
+        hint = "Wrap arrays as wc.Arrays({name: array}), bfloat16 ones as uint16 with dtypes={name: 'BF16'}."
+        raise UsageError(f"a {type(weights).__name__} is no set of weights", hint=hint)
+
+
 def elements_of(spec: TensorSpec) -> int:
     return spec.elements
 

@@ -121,7 +121,7 @@ class Chain:
         else:
             key = manifest_key(version)
         data = read_record(self.store, key)
-        with about(file=f"{self.store.url}/{key}"):
+        with about(file=f"{self.store.url}/{key}", hint=_DAMAGED):
             manifest = manifest_from_json(data)
             if manifest.channel != self.channel.id:
                 hint = "Begin again: `weightcast pull` into an empty folder, or open a new Subscriber."
@@ -253,10 +253,12 @@ class Chain:
             if found:
                 yield Edge(found[0], found[1], listed.size, listed.key, found[2])
 
-    def anchor(self, key: str) -> Anchor:
-        """The record of an anchor, by its key."""
+    def anchor(self, key: str, manifest: Manifest | None = None) -> Anchor:
+        """The record of an anchor, by its key; the very one that ``manifest`` commits, if that is an anchor's."""
         data = read_record(self.store, key)
         with about(file=f"{self.store.url}/{key}"):
+            if manifest is not None and manifest.object.key == key and _sha256(data)[0] != manifest.object.sha256:
+                raise FormatError("this is not the record that was committed")
             anchor = anchor_from_json(data)
             if anchor.channel != self.channel.id or not all(ref.key.startswith(_parent(key)) for ref in anchor.files):
                 raise FormatError("this anchor belongs to something else")
@@ -306,9 +308,10 @@ class Chain:
         folder = anchor_folder(position, hashlib.sha256(content.encode()).hexdigest())
         refs = [ObjectRef(folder + name, size, sha256) for name, (sha256, size) in sorted(sums.items())]
         done, total = 0, sum(ref.size for ref in refs)
-        there = self._unfinished(folder)
+        there = {listed.key: listed.size for listed in self.store.list(folder)}
+        whole = folder + RECORD in there
         for ref in refs:
-            if there.get(ref.key) != ref.size:
+            if whole or there.get(ref.key) != ref.size:
                 self.store.put(ref.key, files[ref.key.removeprefix(folder)])
             done += ref.size
             report("upload", done, total)
@@ -316,17 +319,13 @@ class Chain:
             if _signature(path) != signature:
                 hint = "Publish it again once nobody writes to it."
                 raise UsageError("the file changed while it was uploaded", file=str(path), hint=hint)
-        # What was there before may have been collected meanwhile, as the orphan that it was.
+        record = self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
+        # Without its record it was an orphan, and may have been collected if that took long; now it is none any more.
         there = {listed.key: listed.size for listed in self.store.list(folder)}
         for ref in refs:
             if there.get(ref.key) != ref.size:
                 self.store.put(ref.key, files[ref.key.removeprefix(folder)])
-        return self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
-
-    def _unfinished(self, folder: str) -> dict[str, int]:
-        """What is there of an anchor that never got its record, with sizes."""
-        there = {listed.key: listed.size for listed in self.store.list(folder)}
-        return {} if folder + RECORD in there else there
+        return record
 
     def refer_anchor(self, position: Position, reference: Reference) -> ObjectRef:
         """An anchor that costs no upload: a public checkpoint, by name."""
@@ -400,11 +399,14 @@ class Chain:
             return True
         try:
             before = self.manifest(version - 1).position if version else None
-        except MissingError:
+        except MissingError as error:
+            if error.key is None:
+                raise  # not a version but the bucket
             return True
         return manifest.base is not None and before != manifest.base
 
 
+_DAMAGED = "If it is damaged for good, delete that object: the version before it is the head again."
 _LIST_THEM = "`weightcast log URL` lists those there are."
 
 

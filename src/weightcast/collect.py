@@ -73,7 +73,8 @@ def take_stock(chain: Chain, now: float) -> tuple[Inventory, dict[str, int]]:
         if edge is not None:
             stock.sort(edge, {listed.key: listed.size}, now - listed.modified)
     for edge, sizes, age in _anchors(chain, now):
-        stock.sort(edge, sizes, age)
+        if edge.key + RECORD not in sizes or _is_whole(chain, edge, sizes):
+            stock.sort(edge, sizes, age)
     for listed in chain.store.list(PROBES):
         stock.orphan({listed.key: listed.size}, now - listed.modified)
     replicas = tuple((beat.position.version, now - when) for beat, when in heartbeats(chain))
@@ -95,7 +96,7 @@ def _committed(chain: Chain, versions: Iterable[int]) -> dict[int, Manifest]:
 
 @dataclass
 class _Stock:
-    """Sorts what is found into ways, what was one, and what never was."""
+    """Sorts what is found into ways, what was one, and what never was; what is damaged is left alone."""
 
     newest: int
     ages: dict[int, float]
@@ -115,7 +116,7 @@ class _Stock:
             self.spent.append(Kept(edge, age))
         elif unfinished or (manifest is not None and not _fits(manifest, edge)):
             self.orphan(sizes, age)
-        else:
+        elif manifest is None or manifest.object.key != edge.key or manifest.object.size == edge.nbytes:
             self.ways.append(Kept(edge, age))
 
     def orphan(self, sizes: dict[str, int], age: float) -> None:
@@ -132,6 +133,14 @@ def _fits(manifest: Manifest, edge: Edge) -> bool:
     if edge.key.startswith(DELTAS):
         return manifest.object.key == edge.key
     return manifest.position.digest.startswith(edge.digest)
+
+
+def _is_whole(chain: Chain, edge: Edge, sizes: dict[str, int]) -> bool:
+    """Whether an anchor's files are what its record says. If not it is no way, and nothing to delete either."""
+    try:
+        return all(sizes.get(ref.key) == ref.size for ref in chain.anchor(edge.key + RECORD).files)
+    except (MissingError, FormatError):
+        return False
 
 
 def _edge(listed: Listed) -> Edge | None:
@@ -173,7 +182,7 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
     waiting = tuple(key for key in objects if key not in ripe)
     if not dry_run:
         listed_before = {key for keys in lists.values() for key in keys}
-        emptied = [listed.key for listed, keys in lists.items() if not set(keys) - set(gone) & sizes.keys()]
+        emptied = [listed.key for listed, keys in lists.items() if not (set(keys) - set(gone)) & sizes.keys()]
         _delete(chain, garbage, [key for key in waiting if key not in listed_before], gone, emptied)
     return Collected(garbage.manifests, gone, waiting, sum(sizes.get(key, 0) for key in gone))
 

@@ -65,13 +65,14 @@ class WeightcastError(Exception):
 
 
 @contextmanager
-def about(*, file: str | None = None, tensor: str | None = None) -> Iterator[None]:
-    """Errors raised in here say which file and tensor they are about, if they did not know."""
+def about(*, file: str | None = None, tensor: str | None = None, hint: str | None = None) -> Iterator[None]:
+    """Errors raised in here say which file and tensor they are about, and what to do, if they did not know."""
     try:
         yield
     except WeightcastError as error:
         error.file = error.file or file
         error.tensor = error.tensor or tensor
+        error.hint = error.hint or hint
         raise
 
 

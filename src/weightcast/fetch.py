@@ -210,6 +210,11 @@ def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:
         manifest = goal
     elif edge.key.startswith(DELTAS):
         manifest = chain.manifest(edge.result)
+    elif edge.base is None:
+        try:
+            manifest = chain.manifest(edge.result)
+        except (MissingError, FormatError):
+            return None
     else:
         return None  # a request saved for each squash of a route: names and digests prove it as well
     if not manifest.position.digest.startswith(edge.digest):
@@ -227,7 +232,7 @@ def _delta_of(manifest: Manifest | None, edge: Edge) -> tuple[ObjectRef, str]:
 
 
 def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | None, progress: _Progress) -> _Arrived:
-    anchor = chain.anchor(edge.key + RECORD)
+    anchor = chain.anchor(edge.key + RECORD, manifest)
     if manifest is not None and manifest.position != anchor.position:
         raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
     folder.mkdir(exist_ok=True)

@@ -6,8 +6,9 @@ import errno
 import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -90,7 +91,9 @@ def discard(path: Path) -> None:
 @contextmanager
 def locked(path: Path, *, shared: bool = False, wait: bool = True, holder: str = "another process") -> Iterator[None]:
     """Hold the lock file ``path``, alone or with others; it is let go when the process dies, too."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    # Readers may be on another machine, with the folder mounted read-only.
+    flags = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -100,3 +103,25 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True, holder: str =
         yield
     finally:
         os.close(fd)
+
+
+_SCRATCH = "weightcast-"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder for as long as this lasts; those that dead processes left are removed first.
+
+    Each may be as large as a model, and who is killed at every start would fill the disk.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with suppress(OSError, CheckpointError):  # others' folders, and others who do the same
+            if left.lstat().st_uid == os.getuid() and (left / "owner").is_file():
+                with locked(left / "owner", wait=False):
+                    shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    with noticing_full(folder), locked(folder / "owner", wait=False):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -25,6 +25,8 @@ class Folded:
     """What the files of a mirror hold, or will hold once ``files`` are moved in."""
 
     channel: str
+    url: str
+    """Where the channel was last found; empty if nobody said."""
     position: Position
     digests: tuple[int, ...]
     files: FileTimes
@@ -36,6 +38,7 @@ def write_folded(path: Path, folded: Folded) -> None:
         "digests": [f"{digest:016x}" for digest in folded.digests],
         "files": {name: list(value) for name, value in folded.files.items()},
         "position": position_json(folded.position),
+        "url": folded.url,
     }
     with replacing(path) as file:
         file.write(to_json("mirror", fields))
@@ -44,7 +47,7 @@ def write_folded(path: Path, folded: Folded) -> None:
 def read_folded(path: Path) -> Folded | None:
     """None where there is none, or none that makes sense: then the weights themselves must be read."""
     try:
-        return from_json(path.read_bytes(), "mirror", {"channel", "digests", "files", "position"}, _folded)
+        return from_json(path.read_bytes(), "mirror", {"channel", "digests", "files", "position", "url"}, _folded)
     except (FileNotFoundError, FormatError):
         return None
 
@@ -57,7 +60,7 @@ def _folded(fields: dict[str, Any]) -> Folded:
         raise FormatError("the mirror's position makes no sense") from None
     if any(Path(name).name != name for name in files):
         raise FormatError("the mirror speaks of files that are not its own")
-    return Folded(str(fields["channel"]), position_from_json(fields["position"]), digests, files)
+    return Folded(str(fields["channel"]), str(fields["url"]), position_from_json(fields["position"]), digests, files)
 
 
 @dataclass(frozen=True)

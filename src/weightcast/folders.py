@@ -6,12 +6,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightcast.bits import Weights
+from weightcast.bits import Weights, refuse_no_weights
 from weightcast.chain import Chain
-from weightcast.checkpoint import Checkpoint, save
+from weightcast.checkpoint import SINGLE, Checkpoint, save
 from weightcast.container import FileSource
 from weightcast.errors import ResultError, UsageError
-from weightcast.files import Report, noticing_full, silent
+from weightcast.files import Report, noticing_full, scratch, silent
 from weightcast.holder import Staged, StagedPatch
 from weightcast.keys import Position, is_plain_file
 from weightcast.manifest import Manifest, Reference
@@ -49,12 +49,13 @@ def init(
     if isinstance(weights, (str, Path)):
         with Checkpoint(weights) as checkpoint:
             return _init(store, checkpoint, _files_of(checkpoint), reference, step, writer, workers, report)
+    refuse_no_weights(weights)
     if reference is not None:
         return _init(store, weights, {}, reference, step, writer, workers, report)
-    with tempfile.TemporaryDirectory(prefix="weightcast-") as folder:
-        save(weights, Path(folder))
+    with scratch() as folder:
+        save(weights, folder)
         with Checkpoint(folder, aliases=dict(weights.table.aliases)) as checkpoint:
-            return _init(store, checkpoint, _files_of(checkpoint), None, step, writer, workers, report)
+            return _init(store, checkpoint, {SINGLE: folder / SINGLE}, None, step, writer, workers, report)
 
 
 def _init(
@@ -121,18 +122,22 @@ def publish(
     *,
     step: int | None = None,
     codec: str = "banded",
+    anchor: bool = False,
     writer: str | None = None,
     workers: Workers = ONE,
     report: Report = silent,
 ) -> Published:
     """Publish a checkpoint as the next version. ``mirror`` is a folder that keeps the head, to compare with.
 
-    A checkpoint that is the head already is not published again.
+    A checkpoint that is the head already is not published again. With ``anchor`` it is uploaded whole, which needs no
+    mirror, and mends a channel whose head can no longer be reached.
     """
     writer = writer or new_writer()
     store = open_store(channel) if isinstance(channel, (str, Path)) else channel
     with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
         chain = open_for_writing(store, new.table, writer)
+        if anchor:
+            return _publish_anchor(chain, new, step, writer, workers, report)
         with (
             noticing_full(Path(mirror)),
             Subscriber(chain.store, mirror, threads=workers.threads, report=report) as subscriber,
@@ -144,6 +149,22 @@ def publish(
                 manifest = _publish(chain, keeper, head, new, step, codec, writer, workers, report)
                 if manifest is not None:
                     return Published(manifest, new=manifest.position != head)
+
+
+def _publish_anchor(
+    chain: Chain, new: Checkpoint, step: int | None, writer: str, workers: Workers, report: Report
+) -> Published:
+    """Where the head's own weights cannot be had any more, others begin anew."""
+    head = chain.head()
+    if head is None:
+        raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
+    position = Position(head.position.version + 1, standing_of(new, workers, report).position)
+    ref = chain.put_anchor(position, _files_of(new), report)
+    manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer)
+    announce(chain, writer)
+    chain.commit(manifest)
+    write_index(chain)
+    return Published(manifest, new=True)
 
 
 def _catch_up(subscriber: Subscriber) -> Position:
@@ -170,8 +191,8 @@ def _publish(
     old, standing = keeper.weights, keeper.standing
     assert old is not None
     assert standing is not None
-    with tempfile.TemporaryDirectory(prefix="publish-", dir=keeper.workshop) as scratch:
-        made = Path(scratch) / "patch"
+    with tempfile.TemporaryDirectory(prefix="publish-", dir=keeper.workshop) as folder:
+        made = Path(folder) / "patch"
         written = write_patch(old, new, made, codec, workers, report)
         if written.base != head.digest:
             if keeper.examine():
@@ -181,7 +202,7 @@ def _publish(
             return chain.manifest(head.version)
         position = Position(head.version + 1, written.result)
         with FileSource(made) as source:
-            staged = Path(scratch) / "staged"
+            staged = Path(folder) / "staged"
             reached = stage(PatchReader(source), old, standing, staged, workers, report)
         ref = chain.put_delta(position, made)
         manifest = chain.draft(position, head, ref, codec, written.changed, step, writer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from weightcast.checkpoint import Checkpoint
 from weightcast.container import FileSource
 from weightcast.digest import Fingerprint, fingerprint
 from weightcast.errors import UsageError
+from weightcast.files import scratch
 from weightcast.keys import Position
 from weightcast.stage import scatter_into
 from weightcast.wire import PatchReader
@@ -45,6 +45,12 @@ class Staged:
     patches: tuple[StagedPatch, ...]
     nbytes: int
     """Fetched for it."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the files are: what is staged next takes their place."""
+        folder = () if self.folder is None else (self.folder,)
+        return all(path.exists() for path in (*folder, *(patch.path for patch in self.patches)))
 
 
 class Holder(Protocol):
@@ -82,7 +88,7 @@ class Holder(Protocol):
         """Hold what was staged. Doing it again after an interruption completes it."""
         ...
 
-    def fold(self) -> bool:
+    def fold(self, wait: bool = True) -> bool:
         """Bring what others read up to what is held, if that lags behind; False if others prevent it."""
         ...
 
@@ -108,8 +114,8 @@ class MemoryHolder:
         self._workers = workers
         self.version: int | None = None
         self.standing: Fingerprint | None = fingerprint(target, workers)
-        self._folder = tempfile.TemporaryDirectory(prefix="weightcast-")
-        self.workshop = Path(self._folder.name)
+        self._folder = ExitStack()
+        self.workshop = self._folder.enter_context(scratch())
 
     @property
     def weights(self) -> Weights | None:
@@ -144,11 +150,11 @@ class MemoryHolder:
         if staged.folder is not None:
             shutil.rmtree(staged.folder)
 
-    def fold(self) -> bool:
+    def fold(self, wait: bool = True) -> bool:
         return True
 
     def close(self) -> None:
-        self._folder.cleanup()
+        self._folder.close()
 
 
 class Layers:

@@ -40,19 +40,28 @@ _OWN = {POSITION, INSTALL, CHANGING, "log", "staged", "incoming", "lock", "owner
 _EDITED = "Pull again: it is put right from the channel."
 
 FOLD_EVERY = 8
-"""Versions in the log before they are folded; a reader that holds the lock may delay it to four times that."""
+"""Versions in the log before they are folded; a reader that holds the lock delays it, and the log grows meanwhile."""
 
 
 class Mirror:
     """A folder that follows a channel; a `Holder`, and its weights as of the newest version taken."""
 
     def __init__(
-        self, folder: Path | str, channel: str, table: TensorTable, workers: Workers = ONE, report: Report = silent
+        self,
+        folder: Path | str,
+        channel: str,
+        table: TensorTable,
+        workers: Workers = ONE,
+        report: Report = silent,
+        *,
+        url: str = "",
     ):
         """Open, make or adopt ``folder``; what an interruption left undone is done first.
 
-        A folder that is neither empty nor a checkpoint of this table is refused.
+        A folder that is neither empty nor a checkpoint of this table is refused, and so is a mirror of another channel
+        elsewhere. One of another channel at the same ``url`` goes on: there it was started over.
         """
+        self._url = url
         self.folder = Path(folder)
         self.channel, self.table = channel, table
         self._workers, self._report = workers, report
@@ -74,6 +83,7 @@ class Mirror:
             # Behind the lock: whoever is refused must not take away what another has just made.
             opening.callback(self._unmake)
             opening.callback(self._let_go)
+            self._refuse_other_channel()
             self._sweep()
             self._recover()
             self._close = opening.pop_all().close
@@ -139,6 +149,13 @@ class Mirror:
     def _unmark(self) -> None:
         if (self._inner / CHANGING).exists():
             remove(self._inner / CHANGING)
+
+    def _refuse_other_channel(self) -> None:
+        before = read_folded(self._inner / POSITION)
+        if before is None or before.channel == self.channel or not self._url or before.url in ("", self._url):
+            return
+        hint = f"It follows {before.url}. Name another folder."
+        raise UsageError("the folder is a mirror of another channel", file=str(self.folder), hint=hint)
 
     def _read_folded(self, name: str = POSITION) -> Folded | None:
         folded = read_folded(self._inner / name)
@@ -241,7 +258,7 @@ class Mirror:
                 problem = "what was staged does not lead on from where the mirror stands"
                 raise CheckpointError(problem, file=str(self.folder), hint=_EDITED)
         if len(self._log) >= FOLD_EVERY:
-            self.fold(wait=len(self._log) >= 4 * FOLD_EVERY)
+            self.fold(wait=False)
 
     def _append(self, staged: Staged) -> None:
         for patch in staged.patches:
@@ -269,6 +286,7 @@ class Mirror:
         """Write the log into the files; False if readers hold them and ``wait`` is not wanted."""
         if not self._log or self.standing is None:
             return True
+        version = self.version
         with self._doubting(), ExitStack() as holding:
             try:
                 holding.enter_context(locked(self._inner / "lock", wait=wait))
@@ -276,7 +294,7 @@ class Mirror:
                 return False
             if self._are_untouched() or self.examine():
                 self._fold()
-        if self.version is None:
+        if self.version != version:
             raise CheckpointError("the files were changed by somebody else", file=str(self.folder), hint=_EDITED)
         return True
 
@@ -310,7 +328,7 @@ class Mirror:
         self._unmark()
 
     def _write_folded(self, position: Position, standing: Fingerprint) -> None:
-        folded = Folded(self.channel, position, standing.digests, _signature(self._files_now()))
+        folded = Folded(self.channel, self._url, position, standing.digests, _signature(self._files_now()))
         write_folded(self._inner / POSITION, folded)
         self._folded = folded
 
@@ -336,7 +354,7 @@ class Mirror:
             sync_folder(changed)
         files = {path.name: (path.stat().st_size, 0) for path in anchor.iterdir()}
         assert staged.anchor_digests is not None
-        write_folded(self._inner / INSTALL, Folded(self.channel, position, staged.anchor_digests, files))
+        write_folded(self._inner / INSTALL, Folded(self.channel, self._url, position, staged.anchor_digests, files))
 
     def _install(self, proven: bool) -> None:
         """Move the new files in; what has been moved before an interruption is in place already.

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import socket
-import tempfile
 import threading
 import time
 import uuid
@@ -17,15 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from weightcast.bits import Bits, Copies, TensorSpec, TensorTable, Weights, elements_of
+from weightcast.bits import Bits, Copies, TensorSpec, TensorTable, Weights, elements_of, refuse_no_weights
 from weightcast.chain import Chain
-from weightcast.checkpoint import save
+from weightcast.checkpoint import SINGLE, save
 from weightcast.detect import diff_tensor, refuse_other_table
 from weightcast.digest import Fingerprint, fingerprint
 from weightcast.errors import BaseError, ChannelError, SpaceError, StoreError, UsageError
+from weightcast.files import scratch
 from weightcast.keys import Position, check_name
 from weightcast.manifest import Lease, Manifest
-from weightcast.notes import take_lease
+from weightcast.notes import take_lease, write_index
 from weightcast.patch import ModelSize, Patch, TensorPatch, advance, compose
 from weightcast.policy import Pinned
 from weightcast.store import open_store
@@ -97,6 +97,7 @@ class Publisher:
 
         ``weights`` are what `publish` reads from then on: arrays that training changes in place, for one.
         """
+        refuse_no_weights(weights)
         self.writer = check_name(writer, "writer") if writer else new_writer()
         self._weights, self._codec = weights, codec
         self._chain = open_for_writing(channel, weights.table, self.writer)
@@ -152,11 +153,12 @@ class Publisher:
     def _publish_anchor(self, version: int) -> Position:
         """Where the head's own weights cannot be had any more, ours begin anew."""
         position = Position(version, self._standing.position)
-        with tempfile.TemporaryDirectory(prefix="weightcast-") as folder:
-            save(self._shadow, Path(folder))
-            ref = self._chain.put_anchor(position, {path.name: path for path in Path(folder).iterdir()})
+        with scratch() as folder:
+            save(self._shadow, folder)
+            ref = self._chain.put_anchor(position, {SINGLE: folder / SINGLE})
         elements = self._shadow.table.elements
         self._chain.commit(self._chain.draft(position, None, ref, None, elements, None, self.writer))
+        write_index(self._chain)
         return position
 
     # -- detect --------------------------------------------------------------------------------------------------------
@@ -211,29 +213,32 @@ class Publisher:
                 if self._closing and (self._failure is not None or self._pending is None):
                     self._give_up()
                     return
-                self._active = job = self._next()
+                self._active, later = self._next()
                 self._kicked = False
+            job = self._active
             try:
+                if later is not None:
+                    job = job.merged(later)
                 self._commit(job)
             except (StoreError, SpaceError) as error:
                 self._put_back(job, error)
             except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-                self._die(job, error)
+                self._die([job, later], error)
                 return
             else:
                 with self._lock:
                     self._active, self._failure = None, None
                     self._lock.notify_all()
 
-    def _next(self) -> _Job:
+    def _next(self) -> tuple[_Job, _Job | None]:
         """What to send now. What failed before a commit was tried goes together with what came meanwhile."""
         failed, waiting = self._again, self._pending
         self._again = None
         if failed is not None and (waiting is None or failed.manifest is not None):
-            return failed
+            return failed, None
         assert waiting is not None
         self._pending = None
-        return waiting if failed is None else failed.merged(waiting)
+        return (waiting, None) if failed is None else (failed, waiting)
 
     def _commit(self, job: _Job) -> None:
         if job.manifest is None:
@@ -265,10 +270,10 @@ class Publisher:
             self._lock.notify_all()
             self._lock.wait_for(lambda: self._kicked or self._closing, _RETRY_AFTER)
 
-    def _die(self, job: _Job, error: BaseException) -> None:
+    def _die(self, jobs: list[_Job | None], error: BaseException) -> None:
         with self._lock:
             self._dead = error
-            _fail([job, self._again, self._pending], error)
+            _fail([*jobs, self._again, self._pending], error)
             self._active = self._again = self._pending = None
             self._lock.notify_all()
 
@@ -323,7 +328,8 @@ class Publisher:
 def _fail(jobs: list[_Job | None], error: BaseException) -> None:
     for job in jobs:
         for receipt in job.receipts if job is not None else ():
-            receipt._future.set_exception(error)
+            if not receipt.done():
+                receipt._future.set_exception(error)
 
 
 def new_writer() -> str:

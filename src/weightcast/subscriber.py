@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from weightcast.bits import Target
+from weightcast.bits import Target, refuse_no_weights
 from weightcast.chain import Chain, edge_of
 from weightcast.detect import refuse_other_table
 from weightcast.errors import (
@@ -88,7 +88,9 @@ class Subscriber:
 
     def _hold(self, channel: Channel) -> Holder:
         if isinstance(self._holds, (str, Path)):
-            return Mirror(self._holds, channel.id, channel.table, self._workers, self._report)
+            url = self._chain.store.url
+            return Mirror(self._holds, channel.id, channel.table, self._workers, self._report, url=url)
+        refuse_no_weights(self._holds)
         refuse_other_table(channel.table, self._holds.table)
         return MemoryHolder(self._holds, self._workers)
 
@@ -178,13 +180,26 @@ class Subscriber:
         else:
             self._holder.glance()
         head = self._chain.head()
-        at = self._holder.version
-        if head is None or (at is not None and head.position.version < at):
+        if head is None or self._is_not_of(head):
             self._follow_reset()
             head = self._chain.head()
+            if head is not None and self._is_not_of(head):
+                self._holder.locate(None)
         if head is not None and self._holder.version is None and self._holder.standing is not None:
             self._holder.locate(self._chain.find(self._holder.standing.position, head))
         return head
+
+    def _is_not_of(self, head: Manifest) -> bool:
+        """Whether the channel does not hold our version, or another under its number: it was put back, or reset."""
+        at = self.position
+        if at is None or at.version < head.position.version:
+            return False  # what leads on from here says whether it begins at our bits
+        try:
+            return at != head.position and self._chain.manifest(at.version).position != at
+        except MissingError as error:
+            if error.key is None:
+                raise
+            return True
 
     def _follow_reset(self) -> bool:
         """Take up the channel that was begun in the place of ours, if so; what is held may well be a version of it."""
@@ -248,7 +263,10 @@ class Subscriber:
     def _no_way(self, start: int | None, goal: int, trouble: WeightcastError | None) -> WeightcastError:
         url = self._chain.store.url
         if trouble is not None:
-            hint = f"{trouble}. `weightcast verify {url}` says what is whole; publishing an anchor mends it."
+            found = str(trouble).rstrip(".")
+            hint = (
+                f"First: {found}. `weightcast verify {url} --deep` names all; `weightcast publish --anchor` mends it."
+            )
             return ChannelError(f"version {goal} cannot be reached: all ways there are damaged", file=url, hint=hint)
         for anchor in self._chain.references():
             if anchor.reference is not None:
@@ -256,16 +274,16 @@ class Subscriber:
                 hint = f"Download {name} into the replica's folder first: it is version {anchor.position.version}."
                 return ChannelError(f"version {goal} begins at a checkpoint that is not here", file=url, hint=hint)
         whence = "nothing" if start is None else f"version {start}"
-        hint = "What led there was collected, or never arrived; publishing an anchor mends it."
+        hint = "What led there was collected, or never arrived; `weightcast publish --anchor` mends it."
         return ChannelError(f"no way leads from {whence} to version {goal}", file=url, hint=hint)
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
     def apply(self, staged: Staged) -> Position:
-        """Write what `poll` staged; returns where the weights stand now."""
-        if self.position not in (None, staged.start):
+        """Write what the last `poll` staged; returns where the weights stand now."""
+        if self.position not in (None, staged.start) or not staged.is_there:
             hint = "Poll again."
-            raise UsageError(f"this was staged for version {staged.start}, not for {self.position}", hint=hint)
+            raise UsageError(f"this was staged for version {staged.start}, and is old", hint=hint)
         with noticing_full(self._holder.workshop):
             self._holder.take(staged)
         forget_downloads(self._holder)
@@ -273,9 +291,9 @@ class Subscriber:
         self._beat(every=_BEAT_MOST)
         return staged.position
 
-    def fold(self) -> None:
-        """Bring a mirror's files up to the version it holds, waiting for those who read them."""
-        self._holder.fold()
+    def fold(self, wait: bool = True) -> bool:
+        """Bring a mirror's files up to the version it holds; False if others read them and ``wait`` is not wanted."""
+        return self._holder.fold(wait)
 
     def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position]:
         """Poll and apply until `stop`, giving out each position reached.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from weightcast.chain import Chain
 from weightcast.container import FileSource
-from weightcast.errors import ChannelError, FormatError, StoreError, UnreachableError, WeightcastError
+from weightcast.errors import ChannelError, FormatError, MissingError, StoreError, UnreachableError, WeightcastError
 from weightcast.fetch import BadEdgeError, forget_downloads, stage_route
 from weightcast.files import Report, silent
 from weightcast.keys import ANCHORS, DELTAS, RECORD, SQUASHES, manifest_key, read_squash_key
 from weightcast.manifest import Manifest, ObjectRef
 from weightcast.mirror import Mirror
-from weightcast.plan import Edge, reachable
+from weightcast.plan import Edge, cheapest_route, reachable
 from weightcast.stage import stage
 from weightcast.transfer import fetch
 from weightcast.wire import PatchReader
@@ -37,7 +38,7 @@ def verify(chain: Chain) -> Iterator[Finding]:
     for version, manifest in manifests.items():
         yield from _check_manifest(manifest, manifests.get(version - 1), sizes)
     for edge in chain.anchor_edges():
-        yield from _check_anchor(chain, edge, sizes)
+        yield from _check_anchor(chain, edge, manifests.get(edge.result), sizes)
     for edge in chain.squash_edges(0):
         digest = manifests[edge.result].position.digest if edge.result in manifests else edge.digest
         if not digest.startswith(edge.digest):
@@ -82,9 +83,9 @@ def _check_manifest(manifest: Manifest, before: Manifest | None, sizes: dict[str
         )
 
 
-def _check_anchor(chain: Chain, edge: Edge, sizes: dict[str, int]) -> Iterator[Finding]:
+def _check_anchor(chain: Chain, edge: Edge, manifest: Manifest | None, sizes: dict[str, int]) -> Iterator[Finding]:
     try:
-        anchor = chain.anchor(edge.key + RECORD)
+        anchor = chain.anchor(edge.key + RECORD, manifest)
     except FormatError as error:
         yield Finding(edge.key + RECORD, error.problem)
         return
@@ -109,21 +110,37 @@ def verify_deep(
         hint = "Prove a replica instead: `weightcast verify FOLDER URL`."
         raise ChannelError("the channel begins at a checkpoint that is not in it", file=chain.store.url, hint=hint)
     arriving, leaving = _by(edges, lambda edge: edge.result), _by(edges, lambda edge: edge.base)
+    committed, untried = set(chain.versions()), 0
     walker = Mirror(scratch, chain.channel.id, chain.channel.table, workers)
     try:
-        for version in sorted({edge.result for edge in edges if edge.base is None} | set(chain.versions())):
+        for version in sorted({edge.result for edge in edges if edge.base is None} | committed):
             report("versions", version, newest)
             for edge in arriving.get(version, ()):
-                if edge.key.startswith(DELTAS):
+                if edge.key.startswith(DELTAS) and walker.version == edge.base:
                     yield edge.key, _walk(chain, walker, edge, workers)
+                elif edge.key.startswith(DELTAS):
+                    untried += edge.base in committed  # else what it begins from was collected, and nobody goes there
             for edge in arriving.get(version, ()):
                 if edge.base is None:
                     yield edge.key, _walk(chain, walker, edge, workers, only_if_lost=True)
+            if walker.version != version and version in committed:
+                _leap(chain, walker, edges, version, workers)
             for edge in leaving.get(version, ()):
                 if edge.key.startswith(SQUASHES) and walker.version == version:
                     yield edge.key, _try_squash(chain, walker, edge, workers)
+        if untried:
+            yield DELTAS, Finding(DELTAS, f"{untried} deltas could not be tried, since what leads to them is not whole")
     finally:
         walker.close()
+
+
+def _leap(chain: Chain, walker: Mirror, edges: list[Edge], version: int, workers: Workers) -> None:
+    """Go on behind a gap, if any way leads there; what is wrong with the ways is found when their turn comes."""
+    route = cheapest_route(edges, walker.version, version)
+    if route:
+        with suppress(BadEdgeError, MissingError, FormatError):
+            walker.take(stage_route(chain, walker, route, chain.manifest(version), workers))
+    forget_downloads(walker)
 
 
 def _by(edges: list[Edge], version: Callable[[Edge], int | None]) -> dict[int | None, list[Edge]]:
@@ -134,9 +151,7 @@ def _by(edges: list[Edge], version: Callable[[Edge], int | None]) -> dict[int | 
 
 
 def _walk(chain: Chain, walker: Mirror, edge: Edge, workers: Workers, only_if_lost: bool = False) -> Finding | None:
-    """Prove one anchor or delta, and stand at its result; one that cannot be tried is found wanting too."""
-    if edge.base is not None and walker.version != edge.base:
-        return Finding(edge.key, f"version {edge.base}, where it begins, could not be reached")
+    """Prove one anchor or delta, and stand at its result."""
     try:
         goal = chain.manifest(edge.result)
         if not _is_way(edge, {edge.result: goal}):

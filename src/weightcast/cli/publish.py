@@ -27,6 +27,9 @@ def publish(
         Path | None,
         typer.Option(metavar="FOLDER", help="Keeps the newest version here to compare with; in the cache by default."),
     ] = None,
+    anchor: Annotated[
+        bool, typer.Option("--anchor", help="Upload it whole: mends a channel whose newest version is lost.")
+    ] = False,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,7 +43,7 @@ def publish(
         head_of(chain)
         keeper = mirror or default_mirror(chain)
         published = folders.publish(
-            chain.store, checkpoint, keeper, step=step, codec=codec, workers=workers, report=report
+            chain.store, checkpoint, keeper, step=step, codec=codec, anchor=anchor, workers=workers, report=report
         )
         _print(chain, published, time.monotonic() - began, as_json)
 
@@ -55,11 +58,8 @@ def default_mirror(chain: Chain) -> Path:
 
 def _print(chain: Chain, published: folders.Published, seconds: float, as_json: bool) -> None:
     manifest, table = published.manifest, chain.channel.table
-    version, nbytes, density = (
-        manifest.position.version,
-        manifest.object.size,
-        manifest.changed / max(table.elements, 1),
-    )
+    version, density = manifest.position.version, manifest.changed / max(table.elements, 1)
+    nbytes = manifest.object.size if manifest.base is not None else chain.anchor(manifest.object.key).nbytes
     if as_json:
         values = {
             "version": version,

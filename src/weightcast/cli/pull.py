@@ -121,7 +121,7 @@ def _pull(subscriber: _Timed, folder: Path, command: str | None, as_json: bool) 
     staged = subscriber.poll()
     if staged is not None:
         subscriber.apply(staged)
-    subscriber.fold()
+    _fold(subscriber, folder)
     position = subscriber.position
     assert position is not None
     arrival = subscriber.arrival(position)
@@ -156,8 +156,15 @@ def _follow(subscriber: _Timed, folder: Path, every: float, command: str | None,
         else:
             say(f"{time.strftime('%H:%M:%S')}  {_line(arrival, 'lag')}")
         if command is not None:
-            subscriber.fold()
+            _fold(subscriber, folder)
             run(command, folder, arrival, as_json, event=True)
+
+
+def _fold(subscriber: Subscriber, folder: Path) -> None:
+    """Bring the files up to date; whoever waits is told for whom."""
+    if not subscriber.fold(wait=False):
+        warn(f"waiting for those who read {folder}")
+        subscriber.fold()
 
 
 def _leave(chain: Chain, folder: Path, as_json: bool) -> None:

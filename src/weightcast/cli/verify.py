@@ -16,7 +16,7 @@ from weightcast.cli.console import FOUND, AsJson, Threads, facts, head_of, open_
 from weightcast.cli.held import Claim, held
 from weightcast.cli.wording import one_line
 from weightcast.digest import Fingerprint
-from weightcast.errors import MissingError, UsageError
+from weightcast.errors import FormatError, MissingError, UsageError
 from weightcast.files import Report
 from weightcast.keys import CHANNEL
 from weightcast.manifest import Manifest
@@ -78,8 +78,13 @@ def _verify_channel(
 ) -> bool:
     if scratch is not None and not scratch.is_dir():
         raise UsageError("there is no such folder", file=str(scratch), hint="Make it first.")
-    head = head_of(chain)
     findings = list(whole.verify(chain))
+    try:
+        head = head_of(chain).position.version
+    except FormatError as error:
+        head, deep = None, False  # where nothing can begin
+        if not findings:
+            raise error
     proven = 0
     if deep:
         with tempfile.TemporaryDirectory(prefix="weightcast-", dir=scratch) as folder:
@@ -88,12 +93,12 @@ def _verify_channel(
                 findings += [finding] if finding is not None and finding not in findings else []
     if as_json:
         found = [asdict(finding) for finding in findings]
-        tell({"head": head.position.version, "proven_objects": proven if deep else None, "findings": found})
+        tell({"head": head, "proven_objects": proven if deep else None, "findings": found})
         return not findings
     for finding in findings:
         say(Text.assemble((one_line(finding.key), "red"), f"  {one_line(finding.problem)}"))
     checked = f"{proven:,} objects proven bit by bit" if deep else "records and sizes agree; --deep reads the bits too"
-    say(f"{len(findings):,} findings" if findings else f"whole up to version {head.position.version}: {checked}")
+    say(f"{len(findings):,} findings" if findings else f"whole up to version {head}: {checked}")
     return not findings
 
 

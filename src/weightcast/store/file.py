@@ -40,11 +40,14 @@ _TAKEN = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP, errno.EEXIS
 
 
 class FileStore:
-    """Objects are files below ``root``, which the first write makes. Symbolic links below it are not followed."""
+    """Objects are files below ``root``. Symbolic links below it are not followed.
+
+    The first write makes the root, unless it has been there before: one that is gone was unmounted or moved.
+    """
 
     def __init__(self, root: Path | str):
         self._root = Path(root).absolute()
-        self._swept = False
+        self._swept = self._seen = False
 
     @property
     def url(self) -> str:
@@ -104,6 +107,7 @@ class FileStore:
     def _folder(self, names: Sequence[str], make: bool = False) -> Iterator[int]:
         """A folder below the root, opened name by name, so that no link leads out."""
         fd = os.open(self._root, _FOLDER)
+        self._seen = True
         try:
             for name in names:
                 inner = _open_folder(name, fd, make)
@@ -128,6 +132,9 @@ class FileStore:
     @contextmanager
     def _written(self, data: Data) -> Iterator[tuple[str, int, int]]:
         """A synced temporary file: its name, the folder it is in, and itself. It is gone afterwards."""
+        if self._seen and not self._root.is_dir():
+            hint = "Mount it again, or put it back."
+            raise MissingError("the folder is gone", url=self.url, hint=hint)
         _make_folders(self._root)
         with self._folder([_TEMPORARY], make=True) as folder:
             self._sweep(folder)
