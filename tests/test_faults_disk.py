@@ -51,6 +51,7 @@ def attempts(operation: Operation, ram: Path, faults: dict[str, tuple[str, ...]]
             INJECTED[operation.name] += 1
             try:
                 yield world, disk, raised
+                world = world.reopened()
                 operation.check(world)
                 operation.attempt(world, world.store)
                 operation.complete(world, thoroughly=not memory)

@@ -165,16 +165,16 @@ def test_who_is_refused_leaves_what_another_has_just_made(world: World, monkeypa
     """Both begin in an empty folder: the one makes .weightcast, the other is quicker to lock it."""
     chain = world.chain
     world.mirror.mkdir()
-    make = mirrors._make_folders
+    make = mirrors.make_folders
     others: list[Mirror] = []
 
     def made_then_overtaken(folder: Path, inner: Path) -> list[Path]:
         found = make(folder, inner)
-        monkeypatch.setattr(mirrors, "_make_folders", make)
+        monkeypatch.setattr(mirrors, "make_folders", make)
         others.append(Mirror(world.mirror, chain.channel.id, chain.channel.table))
         return found
 
-    monkeypatch.setattr(mirrors, "_make_folders", made_then_overtaken)
+    monkeypatch.setattr(mirrors, "make_folders", made_then_overtaken)
     with pytest.raises(CheckpointError, match="another follower"):
         Mirror(world.mirror, chain.channel.id, chain.channel.table)
     assert (world.mirror / MIRROR / "log").is_dir()
@@ -430,6 +430,19 @@ def test_a_reader_never_stops_a_follower_and_the_log_is_folded_afterwards(
     reader.join(30)
     with opened(world) as mirror:
         mirror.fold()
+    assert world.check_files() == 4
+
+
+def test_a_fold_that_is_asked_for_waits_for_readers(world: World) -> None:
+    logged(world)
+    with opened(world) as mirror:
+        with reading(world.mirror) as files:
+            folding = threading.Thread(target=mirror.fold)
+            folding.start()
+            folding.join(0.3)
+            assert folding.is_alive()
+            assert same_bits(files, world.states[2])
+        folding.join(30)
     assert world.check_files() == 4
 
 

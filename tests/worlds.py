@@ -103,6 +103,14 @@ class World:
         world.store.times = dict.fromkeys(world.objects(), world.store.now - 1000.0)
         return world
 
+    def reopened(self) -> World:
+        """The same as another process finds it."""
+        if self.memory:
+            return self
+        store = AgedStore(FileStore(self.root / "bucket"), self.store.now)
+        store.times = self.store.times
+        return World(self.root, self.states, store, memory=False)
+
     def clone(self, root: Path) -> World:
         """The same once more, to be spoilt."""
         shutil.copytree(self.root, root)
@@ -258,6 +266,8 @@ class Operation:
     """Heads that a reader may find while it is half done, the last being that of the end."""
     mirrors: tuple[int | None, ...] = (None,)
     """Versions that the mirror may be at, likewise."""
+    writes: bool = True
+    """Whether it writes to the bucket, so that others must be asked what they find there."""
     dies: bool = True
     """Whether it may die in the middle within this process: not if it has threads of its own."""
     done: Callable[[World], object] = field(default=lambda world: None)
@@ -277,16 +287,18 @@ class Operation:
     def check(self, world: World) -> None:
         """After an interruption: old or new, nothing else."""
         with temporary_files_in(world.root / "tmp"):
-            world.check_readers(self.heads)
+            if self.writes:
+                world.check_readers(self.heads)
             world.check_mirror(self.mirrors)
 
     def complete(self, world: World, *, thoroughly: bool = True) -> None:
         """After it was done again: new, and every version is still there."""
         with temporary_files_in(world.root / "tmp"):
-            world.check_readers(self.heads[-1:])
+            if self.writes:
+                world.check_readers(self.heads[-1:])
             world.check_mirror(self.mirrors[-1:])
             for folder in (world.root / "scratch").glob("*"):
                 world.check_mirror((None, *range(len(world.states))), folder)
-            if thoroughly:
+            if thoroughly and self.writes:
                 self.done(world)
                 assert world.strays() == set()

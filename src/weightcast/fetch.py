@@ -84,7 +84,7 @@ def stage_route(
                     folder, layers, patches = arrived.path, [], []
                     state = opened.enter_context(Checkpoint(folder, aliases=dict(chain.channel.table.aliases)))
                     refuse_other_table(chain.channel.table, state.table)
-                    anchor_digests = tuple(arrived.digests[spec.name] for spec in state.table)
+                    anchor_digests = _in_order(arrived, state)
                     standing = Fingerprint(state.table, anchor_digests)
                 else:
                     if state is None or standing is None:
@@ -103,6 +103,14 @@ def stage_route(
         assert standing is not None
         start, nbytes = position_of(holder), route_bytes(route)
         return Staged(start, goal.position, standing, anchor, anchor_digests, folder, tuple(patches), nbytes)
+
+
+def _in_order(arrived: _Arrived, state: Checkpoint) -> tuple[int, ...]:
+    """The digests of an anchor's tensors. Those of all its files are known, but an index may speak of others."""
+    try:
+        return tuple(arrived.digests[spec.name] for spec in state.table)
+    except KeyError as name:
+        raise FormatError("a tensor is in no safetensors file", file=arrived.edge.key, tensor=str(name)) from None
 
 
 def _clear(folder: Path, names: set[str]) -> None:
@@ -256,6 +264,10 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     digests: dict[str, int] = {}
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="weightcast-file") as pool:
         for found in pool.map(one, sorted(names, key=lambda name: -names[name].size)):
+            if digests.keys() & found.keys():
+                raise FormatError(
+                    "two files of the anchor hold the same tensor", tensor=min(digests.keys() & found.keys())
+                )
             digests |= found
     for path in folder.iterdir():
         if path.name not in names:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weightcast.checkpoint import MIRROR
 from weightcast.container import FileSource
 from weightcast.digest import Fingerprint
-from weightcast.errors import FormatError, WeightcastError
+from weightcast.errors import FormatError, UsageError, WeightcastError
 from weightcast.files import discard, replacing, sync_folder
 from weightcast.keys import Position
 from weightcast.manifest import from_json, position_from_json, position_json, to_json
@@ -140,3 +141,32 @@ class RedoLog:
 
 def log_name(base: int, result: int) -> str:
     return f"{base:012d}-{result:012d}.safetensors"
+
+
+def make_folders(folder: Path, inner: Path) -> list[Path]:
+    """What had to be made, outermost first; `UsageError` where a mirror cannot be."""
+    made = []
+    if not folder.exists() and not folder.is_symlink():
+        if not folder.absolute().parent.is_dir():
+            raise UsageError("the folder above it does not exist", file=str(folder), hint="Make it first.")
+        folder.mkdir()
+        sync_folder(folder.absolute().parent)
+        made.append(folder)
+    _refuse_strange_folder(folder)
+    if not inner.exists():
+        inner.mkdir()
+        made.append(inner)
+    for part in ("log", "staged", "incoming"):
+        (inner / part).mkdir(exist_ok=True)
+    sync_folder(inner)
+    sync_folder(folder)
+    return made
+
+
+def _refuse_strange_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UsageError("a mirror needs a folder", file=str(folder), hint="Name one, or one that can be made.")
+    names = {path.name for path in folder.iterdir()}
+    if names and MIRROR not in names and not any(name.endswith(".safetensors") for name in names):
+        hint = "Name an empty folder, one with a checkpoint, or one that can be made."
+        raise UsageError("the folder is neither empty nor a checkpoint", file=str(folder), hint=hint)

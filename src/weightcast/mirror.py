@@ -28,7 +28,7 @@ from weightcast.detect import refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digest
 from weightcast.errors import CheckpointError, UsageError, WeightcastError
 from weightcast.files import Report, discard, locked, noticing_full, remove, silent, sync_folder, write_mark
-from weightcast.folded import FileTimes, Folded, RedoLog, log_name, read_folded, write_folded
+from weightcast.folded import FileTimes, Folded, RedoLog, log_name, make_folders, read_folded, write_folded
 from weightcast.holder import Staged, position_of
 from weightcast.keys import Position
 from weightcast.stage import Overlay, standing_of
@@ -75,7 +75,7 @@ class Mirror:
             self._open()
 
     def _open(self) -> None:
-        self._made = _make_folders(self.folder, self._inner)
+        self._made = make_folders(self.folder, self._inner)
         # A checkpoint that somebody put here is taken over if it is a version of the channel, and never overwritten.
         self.adopted = not ((self._inner / POSITION).exists() or (self._inner / INSTALL).exists())
         with ExitStack() as opening:
@@ -415,35 +415,6 @@ def reading(folder: Path | str) -> Iterator[Checkpoint]:
         raise CheckpointError("this is no mirror", file=str(folder), hint="`weightcast pull URL FOLDER` makes one.")
     with locked(folder / MIRROR / "lock", shared=True), Checkpoint(folder) as files:
         yield files
-
-
-def _make_folders(folder: Path, inner: Path) -> list[Path]:
-    """What had to be made, outermost first; `UsageError` where a mirror cannot be."""
-    made = []
-    if not folder.exists() and not folder.is_symlink():
-        if not folder.absolute().parent.is_dir():
-            raise UsageError("the folder above it does not exist", file=str(folder), hint="Make it first.")
-        folder.mkdir()
-        sync_folder(folder.absolute().parent)
-        made.append(folder)
-    _refuse_strange_folder(folder)
-    if not inner.exists():
-        inner.mkdir()
-        made.append(inner)
-    for part in ("log", "staged", "incoming"):
-        (inner / part).mkdir(exist_ok=True)
-    sync_folder(inner)
-    sync_folder(folder)
-    return made
-
-
-def _refuse_strange_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UsageError("a mirror needs a folder", file=str(folder), hint="Name one, or one that can be made.")
-    names = {path.name for path in folder.iterdir()}
-    if names and MIRROR not in names and not any(name.endswith(".safetensors") for name in names):
-        hint = "Name an empty folder, one with a checkpoint, or one that can be made."
-        raise UsageError("the folder is neither empty nor a checkpoint", file=str(folder), hint=hint)
 
 
 def _signature(files: Checkpoint) -> FileTimes:
