@@ -131,6 +131,8 @@ def _collected(world: World) -> None:
 def _fold(world: World, store: Store) -> None:
     with opened(world) as mirror:
         assert mirror.fold()
+        assert mirror.folded is not None
+        assert mirror.folded.version == 4
 
 
 def _cut(world: World, store: Store) -> None:
@@ -152,8 +154,8 @@ OPERATIONS = [
     Operation("publish", 3, nothing, _publish, (3, 4), dies=False, done=every_version),
     Operation("publish at a restart", 3, nothing, _take_up, (3, 4), dies=False, done=every_version),
     Operation("publish a folder", 3, _saved, _publish_folder, (3, 4), (2, 3, 4), done=every_version),
-    Operation("pull into memory", 4, nothing, _pull_memory, (4,), writes=False),
-    Operation("pull from nothing", 4, nothing, _pull, (4,), (None, 4), writes=False),
+    Operation("pull into memory", 2, nothing, _pull_memory, (2,), writes=False),
+    Operation("pull from nothing", 2, nothing, _pull, (2,), (None, 2), writes=False),
     Operation("pull by deltas", 4, _behind, _pull, (4,), (2, 3, 4), writes=False),
     Operation("pull by a squash", 4, _squashed, _pull, (4,), (1, 2, 4), writes=False),
     Operation("pull back", 4, _logged, _pull_back, (4,), (4, 0), writes=False),

@@ -19,7 +19,7 @@ import weightcast as wc
 from weightcast.subscriber import Subscriber
 from weightcast.verify import verify
 
-AT_MOST = 25
+AT_MOST = 15
 """Kills for each operation, spread evenly."""
 
 

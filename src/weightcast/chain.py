@@ -7,7 +7,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,7 +60,7 @@ from weightcast.manifest import (
 from weightcast.plan import Edge
 from weightcast.store.base import Data, Store
 from weightcast.store.probe import honours_create
-from weightcast.transfer import sha256_of
+from weightcast.transfer import Summed, signature_of, summary, summed
 
 _MOST_PROBES = 10_000
 """Versions that are looked for one by one where listings do not show them."""
@@ -257,7 +256,7 @@ class Chain:
         """The record of an anchor, by its key; the very one that ``manifest`` commits, if that is an anchor's."""
         data = read_record(self.store, key)
         with about(file=f"{self.store.url}/{key}"):
-            if manifest is not None and manifest.object.key == key and _sha256(data)[0] != manifest.object.sha256:
+            if manifest is not None and manifest.object.key == key and summary(data)[0] != manifest.object.sha256:
                 raise FormatError("this is not the record that was committed")
             anchor = anchor_from_json(data)
             if anchor.channel != self.channel.id or not all(ref.key.startswith(_parent(key)) for ref in anchor.files):
@@ -282,31 +281,36 @@ class Chain:
 
     def put_delta(self, position: Position, data: Data) -> ObjectRef:
         """Upload the patch of a version to be; nobody sees it before the commit."""
-        sha256, size = _sha256(data)
+        sha256, size = summary(data)
         ref = ObjectRef(delta_key(position, sha256), size, sha256)
         self.store.put(ref.key, data)
         return ref
 
     def put_squash(self, base: int, position: Position, data: Path) -> Edge:
         """Upload a merged patch: its name says all that its readers must know, so this is its commit too."""
-        sha256, size = _sha256(data)
+        sha256, size = summary(data)
         key = squash_key(base, position, sha256)
         self.store.put(key, data)
         return Edge(base, position.version, size, key, position.digest[:16])
 
-    def put_anchor(self, position: Position, files: Mapping[str, Path], report: Report = silent) -> ObjectRef:
+    def put_anchor(
+        self,
+        position: Position,
+        files: Mapping[str, Path],
+        report: Report = silent,
+        sums: Mapping[str, Summed] | None = None,
+    ) -> ObjectRef:
         """Upload a checkpoint and its record; what an interrupted attempt has brought there is not sent again.
 
-        One that is there with its record is uploaded anew, which mends it if it was damaged.
+        One that is there with its record is uploaded anew, which mends it if it was damaged. ``sums`` are what
+        `summed` says of the files, if that is known already.
         """
         if RECORD in files:
             raise UsageError(f"a file of an anchor cannot be called {RECORD}", file=str(files[RECORD]))
-        before = {path: _signature(path) for path in files.values()}
-        with ThreadPoolExecutor(2) as pool:
-            sums = dict(zip(files, pool.map(lambda path: _sha256(path), files.values()), strict=True))
-        content = json.dumps([[name, size, sha256] for name, (sha256, size) in sorted(sums.items())])
+        sums = sums or summed(files)
+        content = json.dumps([[name, found.size, found.sha256] for name, found in sorted(sums.items())])
         folder = anchor_folder(position, hashlib.sha256(content.encode()).hexdigest())
-        refs = [ObjectRef(folder + name, size, sha256) for name, (sha256, size) in sorted(sums.items())]
+        refs = [ObjectRef(folder + name, found.size, found.sha256) for name, found in sorted(sums.items())]
         done, total = 0, sum(ref.size for ref in refs)
         there = {listed.key: listed.size for listed in self.store.list(folder)}
         whole = folder + RECORD in there
@@ -315,8 +319,8 @@ class Chain:
                 self.store.put(ref.key, files[ref.key.removeprefix(folder)])
             done += ref.size
             report("upload", done, total)
-        for path, signature in before.items():
-            if _signature(path) != signature:
+        for name, path in files.items():
+            if signature_of(path) != sums[name].signature:
                 hint = "Publish it again once nobody writes to it."
                 raise UsageError("the file changed while it was uploaded", file=str(path), hint=hint)
         record = self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
@@ -336,7 +340,7 @@ class Chain:
     def _put_record(self, folder: str, anchor: Anchor) -> ObjectRef:
         data = anchor_to_json(anchor)
         self.store.put(folder + RECORD, data)
-        sha256, size = _sha256(data)
+        sha256, size = summary(data)
         return ObjectRef(folder + RECORD, size, sha256)
 
     def draft(
@@ -434,16 +438,5 @@ def _conflict(store: Store, lost: str) -> ConflictError:
     return ConflictError(lost, file=store.url, hint=hint)
 
 
-def _signature(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
 def _parent(key: str) -> str:
     return key[: key.rindex("/") + 1]
-
-
-def _sha256(data: Data) -> tuple[str, int]:
-    if isinstance(data, Path):
-        return sha256_of(data), data.stat().st_size
-    return hashlib.sha256(data).hexdigest(), len(data)

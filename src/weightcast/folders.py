@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from weightcast.stage import stage, standing_of
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.subscriber import Subscriber
+from weightcast.transfer import summed
 from weightcast.wire import PatchReader
 from weightcast.workers import ONE, Workers
 
@@ -69,8 +71,13 @@ def _init(
     report: Report,
 ) -> Manifest:
     chain = Chain.create(store, weights.table)
-    position = Position(0, standing_of(weights, workers, report).position)
-    ref = chain.refer_anchor(position, reference) if reference else chain.put_anchor(position, files, report)
+    with ThreadPoolExecutor(1) as pool:
+        sums = pool.submit(summed, {} if reference else files)
+        position = Position(0, standing_of(weights, workers, report).position)
+    if reference:
+        ref = chain.refer_anchor(position, reference)
+    else:
+        ref = chain.put_anchor(position, files, report, sums.result())
     manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer or new_writer())
     chain.commit(manifest)
     write_index(chain)

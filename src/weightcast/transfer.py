@@ -7,7 +7,8 @@ import fcntl
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from weightcast.errors import CheckpointError, FormatError, SpaceError
 from weightcast.files import Report, require_space, silent, sync_folder
-from weightcast.store.base import Store
+from weightcast.store.base import Data, Store
 from weightcast.store.calls import Outcome, begin
 
 MIB = 1 << 20
@@ -27,6 +28,39 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def summary(data: Data) -> tuple[str, int]:
+    """SHA-256 and size."""
+    if isinstance(data, Path):
+        return sha256_of(data), data.stat().st_size
+    return hashlib.sha256(data).hexdigest(), len(data)
+
+
+def signature_of(path: Path) -> tuple[int, int]:
+    """What changes when somebody writes to a file: its size, and the time of it."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A file's bytes in short, and how it looked before they were read."""
+
+    sha256: str
+    size: int
+    signature: tuple[int, int]
+
+
+def summed(files: Mapping[str, Path]) -> dict[str, Summed]:
+    """Read all files, two at a time."""
+
+    def one(path: Path) -> Summed:
+        signature = signature_of(path)
+        return Summed(*summary(path), signature)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(files, pool.map(one, files.values()), strict=True))
 
 
 def fetch(
