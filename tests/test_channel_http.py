@@ -69,5 +69,8 @@ def test_without_an_index_the_head_is_found_from_the_hint(tmp_path: Path) -> Non
 def test_nothing_can_be_published_over_http(tmp_path: Path) -> None:
     bucket = FileStore(tmp_path / "bucket")
     states = channel_of(bucket, 1)
-    with serving_folder(tmp_path / "bucket") as web, pytest.raises(UnsupportedError, match="nothing can be written over http"):
+    with (
+        serving_folder(tmp_path / "bucket") as web,
+        pytest.raises(UnsupportedError, match="nothing can be written over http"),
+    ):
         wc.Publisher(web.url, states[1])

@@ -374,6 +374,24 @@ def test_an_upload_in_flight_is_not_collected_however_old_it_is(world: World) ->
     world.check_readers([3])
 
 
+def test_an_anchor_of_the_next_version_in_flight_is_not_collected_however_old_it_is(world: World) -> None:
+    """Nor once it has its record, until another writer commits that version with other weights."""
+    key = orphan_anchor(world, 3, state=3)
+    files = {key for key in world.objects() if key.startswith(f"{ANCHORS}000000000003")}
+    for left in (files, files - {key}):
+        world.store.now += 100 * DAY
+        collect(world.chain, SOON)
+        assert left <= world.objects()
+        world.store.delete(key)
+    with publisher_of(world.store, world.states[2]) as publisher:
+        publisher.publish(weights=world.states[4]).result(30)
+    world.states[3] = world.states[4]
+    world.store.now += 100 * DAY
+    collect(world.chain, SOON)
+    assert not files & world.objects()
+    world.check_readers([3])
+
+
 def test_an_anchor_in_flight_is_not_collected(world: World) -> None:
     """Its first file is older than the grace period when the last one arrives."""
 
@@ -465,6 +483,27 @@ def test_without_a_fence_who_sees_a_rival_withdraws(careless: World, name: str) 
     store = Hooked(careless.store, lambda what, key: what == "put" and key.startswith(MANIFESTS), write, behind=True)
     loses(Publisher(store, wc.Arrays.copy_of(careless.states[2]), threads=1, writer="m"), careless.states[3])
     assert [key for key in careless.objects() if key.startswith(f"{MANIFESTS}000000000003")] == [rival]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_who_holds_a_version_that_was_withdrawn_is_brought_to_what_was_committed(careless: World, memory: bool) -> None:
+    """Without a fence a reader may see a manifest that its writer takes back."""
+    held = wc.Arrays.copy_of(careless.states[2])
+    with Subscriber(careless.store, held if memory else careless.mirror, threads=1) as reader:
+        ghost = publisher_of(careless.store, careless.states[2], "ghost")
+        ghost.publish(weights=careless.states[5]).result(30)
+        ghost.close()
+        staged = reader.poll()
+        assert staged is not None
+        assert reader.apply(staged).version == 3
+        careless.store.delete(manifest_key(3, "ghost"))
+        with publisher_of(careless.store, careless.states[2]) as publisher:
+            for version in (3, 4):
+                publisher.publish(weights=careless.states[version]).result(30)
+        staged = reader.poll()
+        assert staged is not None
+        assert reader.apply(staged).version == 4
+        assert same_bits(reader.holder.weights, careless.states[4])  # type: ignore[arg-type]
 
 
 # -- one writer and its own threads ------------------------------------------------------------------------------------
