@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import same_bits
+from cases import same_bits, write_file, write_folder
 from faults import INJECTED, AgedStore, FaultyStore
 from liars import tree
-from worlds import DAY, World, follow, nothing_like, opened
+from worlds import DAY, World, follow, model_of, nothing_like, opened
 
 import weightcast as wc
 from weightcast.chain import Chain
@@ -290,12 +290,38 @@ def test_an_anchor_whose_index_points_elsewhere_is_passed_by(world: World) -> No
     assert holds_a_version_or_says_why(world, [4])
 
 
-def test_an_anchor_with_a_decoy_is_passed_by(world: World) -> None:
-    """A file that the index does not speak of has the right bits, those that it speaks of have others."""
+def test_an_anchor_of_other_weights_than_its_name_says_is_passed_by(world: World) -> None:
+    """Every SHA-256 is right; only the digests of the tensors tell."""
     mirrored(world)
-    folder = world.checkpoint(5)
-    wc.checkpoint.save(world.states[4], folder)
-    (folder / "model.safetensors").rename(folder / "decoy.safetensors")
+    files = {path.name: path for path in world.checkpoint(5).iterdir()}
+    world.chain.put_anchor(world.chain.manifest(4).position, files)
+    assert holds_a_version_or_says_why(world, [4])
+    with Subscriber(world.store, world.root / "fresh", Pinned(4), threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+    world.check_mirror([4], world.root / "fresh")
+
+
+@pytest.mark.parametrize("result", [4, 3])
+def test_a_squash_to_other_weights_than_its_name_says_is_passed_by(world: World, result: int) -> None:
+    """Whether it is the last of a route or one in the middle."""
+    mirrored(world)
+    patch = world.root / "squash"
+    patch.write_bytes(wc.encode(wc.diff(world.states[1], world.states[5]), "banded", world.states[1]))
+    world.chain.put_squash(1, world.chain.manifest(result).position, patch)
+    patch.unlink()
+    assert holds_a_version_or_says_why(world, [4])
+
+
+def test_an_anchor_with_a_decoy_is_passed_by(world: World) -> None:
+    """A file that the index does not speak of has the right bits of a tensor, the one that it speaks of has others."""
+    mirrored(world)
+    right, wrong = world.states[4], world.states[5]
+    mixed = model_of({s.name: (wrong if s.name == "a" else right).read(s.name) for s in right.table})
+    folder = world.root / "checkpoint-mixed"
+    write_folder(folder, mixed)
+    write_file(folder / "decoy.safetensors", right, ["a"])
     world.chain.put_anchor(world.chain.manifest(4).position, {path.name: path for path in folder.iterdir()})
     assert holds_a_version_or_says_why(world, [4])
 
@@ -472,22 +498,49 @@ def test_a_replica_that_has_been_silent_for_ages_is_forgotten(world: World) -> N
     assert keys_of(world, REPLICAS) == []
 
 
-def test_a_version_that_began_anew_stays_reachable_within_the_window(world: World) -> None:
+def test_what_is_damaged_is_not_made_worse_by_collecting(world: World) -> None:
+    """A delta is lost, and an anchor leads to the versions behind it: it is neither the newest nor the oldest."""
+    for version in (3, 4):
+        follow(world, policy=Pinned(version))
+        with opened(world) as mirror:
+            cut_anchor(world.chain, mirror)
+    world.store.delete(world.chain.manifest(2).object.key)
+    for _ in range(3):
+        world.store.now += 2.0
+        collect(world.chain, Retention(window=1e9, grace=1.0))
+    for version in (0, 1, 3, 4):
+        world.pull(version)
+
+
+@pytest.mark.parametrize("damage", ["missing", "one byte short"])
+@pytest.mark.parametrize("kind", [f"{ANCHORS}000000000002", f"{DELTAS}000000000003", f"{DELTAS}000000000001"])
+def test_what_is_damaged_is_not_relied_on_by_collecting(rich: World, kind: str, damage: str) -> None:
+    """There is another way to the head than the one that would be cheapest were it whole; it must not go."""
+    for key in keys_of(rich, kind):
+        world = rich.clone(rich.root.parent / "spoilt")
+        DAMAGES[damage](world.store, key, key)
+        for _ in range(3):
+            world.store.now += 1000.0
+            collect(world.chain, Retention(100.0, 10.0, 100.0))
+        assert world.pull() == 4, key
+        shutil.rmtree(world.root)
+
+
+def test_versions_that_began_anew_stay_reachable_within_the_window(world: World) -> None:
     """An anchor in the middle of the window, and a newer one behind it: the versions between need the first."""
-    for listed in list(world.store.list(ANCHORS)):
-        world.store.delete(listed.key)
-    for version in (5, 6):
+    position = Position(5, wc.fingerprint(world.states[5]).position)
+    ref = world.chain.put_anchor(position, {path.name: path for path in world.checkpoint(5).iterdir()})
+    world.chain.commit(world.chain.draft(position, None, ref, None, 0, None, "anew"))
+    for version in (6, 7):
         with Publisher(world.store, wc.Arrays.copy_of(world.states[version]), threads=1) as publisher:
             assert publisher.position.version == version
-        world.store.now += DAY
     follow(world)
     with opened(world) as mirror:
         cut_anchor(world.chain, mirror)
-    world.store.now += 2 * DAY
     for _ in range(3):
-        world.store.now += 0.1 * DAY
-        collect(world.chain, Retention(window=7 * DAY, grace=1.0, patience=DAY))
-    for version in (5, 6):
+        world.store.now += 2.0
+        collect(world.chain, Retention(window=1e9, grace=1.0))
+    for version in range(8):
         world.pull(version)
 
 

@@ -119,8 +119,11 @@ def scratch() -> Iterator[Path]:
             if left.lstat().st_uid == os.getuid() and (left / "owner").is_file():
                 with locked(left / "owner", wait=False):
                     shutil.rmtree(left)
-    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    with noticing_full(folder), locked(folder / "owner", wait=False):
+    # It gets the name that others look for only once it is locked: none may take it for a dead one's meanwhile.
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}"))
+    folder = unlocked.with_name(unlocked.name.removeprefix("."))
+    with noticing_full(folder), locked(unlocked / "owner", wait=False):
+        unlocked.rename(folder)
         try:
             yield folder
         finally:
