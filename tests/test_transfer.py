@@ -20,7 +20,7 @@ from weightcast.store.base import Store
 from weightcast.store.file import FileStore
 from weightcast.store.memory import MemoryStore
 from weightcast.store.patient import Patient
-from weightcast.transfer import fetch, sha256_of
+from weightcast.transfer import fetch, mark_of, sha256_of
 
 PART = 1000
 CONTENT = os.urandom(10 * PART + 123)
@@ -274,3 +274,22 @@ def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
     first.join()
     assert (tmp_path / "out").read_bytes() == CONTENT
     download(Counting(CONTENT), tmp_path / "out")
+
+
+def test_a_mark_stands_for_everything_but_the_tensors_bits(tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+    weights = len(header).to_bytes(8, "little") + header + b"12"
+    files = {"model.safetensors": weights, "config.json": b"{}"}
+
+    def mark(files: dict[str, bytes]) -> str:
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+        return mark_of({name: tmp_path / name for name in files})
+
+    first = mark(files)
+    assert mark(files | {"model.safetensors": weights[:-2] + b"34"}) == first
+    assert mark(files | {"model.safetensors": weights.replace(b"U8", b"I8")}) != first
+    assert mark(files | {"model.safetensors": weights + b"3"}) != first
+    assert mark(files | {"config.json": b"[]"}) != first
+    assert mark({"model.safetensors": weights, "settings.json": b"{}"}) != first
+    assert mark(files) == first

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from weightcast.bits import TensorTable
@@ -59,8 +60,9 @@ from weightcast.manifest import (
 )
 from weightcast.plan import Edge
 from weightcast.store.base import Data, Store
+from weightcast.store.calls import begin
 from weightcast.store.probe import honours_create
-from weightcast.transfer import Summed, signature_of, summary, summed
+from weightcast.transfer import mark_of, signature_of, summary, summed
 
 _MOST_PROBES = 10_000
 """Versions that are looked for one by one where listings do not show them."""
@@ -298,38 +300,40 @@ class Chain:
         position: Position,
         files: Mapping[str, Path],
         report: Report = silent,
-        sums: Mapping[str, Summed] | None = None,
     ) -> ObjectRef:
         """Upload a checkpoint and its record; what an interrupted attempt has brought there is not sent again.
 
-        One that is there with its record is uploaded anew, which mends it if it was damaged. ``sums`` are what
-        `summed` says of the files, if that is known already.
+        One that is there with its record is uploaded anew, which mends it if it was damaged.
         """
         if RECORD in files:
             raise UsageError(f"a file of an anchor cannot be called {RECORD}", file=str(files[RECORD]))
-        sums = sums or summed(files)
-        content = json.dumps([[name, found.size, found.sha256] for name, found in sorted(sums.items())])
-        folder = anchor_folder(position, hashlib.sha256(content.encode()).hexdigest())
-        refs = [ObjectRef(folder + name, found.size, found.sha256) for name, found in sorted(sums.items())]
-        done, total = 0, sum(ref.size for ref in refs)
-        there = {listed.key: listed.size for listed in self.store.list(folder)}
-        whole = folder + RECORD in there
-        for ref in refs:
-            if whole or there.get(ref.key) != ref.size:
-                self.store.put(ref.key, files[ref.key.removeprefix(folder)])
-            done += ref.size
-            report("upload", done, total)
+        looks = {name: signature_of(path) for name, path in files.items()}
+        folder = anchor_folder(position, mark_of(files))
+        sums = begin(partial(summed, files))  # beside the upload: only the record needs them
+        there = self._sizes(folder)
+        self._put_files(folder, files, {} if folder + RECORD in there else there, report)
+        sums.wait()
+        refs = [ObjectRef(folder + name, size, sha256) for name, (sha256, size) in sorted(sums.result().items())]
         for name, path in files.items():
-            if signature_of(path) != sums[name].signature:
+            if signature_of(path) != looks[name]:
                 hint = "Publish it again once nobody writes to it."
                 raise UsageError("the file changed while it was uploaded", file=str(path), hint=hint)
         record = self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
         # Without its record it was an orphan, and may have been collected if that took long; now it is none any more.
-        there = {listed.key: listed.size for listed in self.store.list(folder)}
-        for ref in refs:
-            if there.get(ref.key) != ref.size:
-                self.store.put(ref.key, files[ref.key.removeprefix(folder)])
+        self._put_files(folder, files, self._sizes(folder), silent)
         return record
+
+    def _sizes(self, folder: str) -> dict[str, int]:
+        return {listed.key: listed.size for listed in self.store.list(folder)}
+
+    def _put_files(self, folder: str, files: Mapping[str, Path], there: Mapping[str, int], report: Report) -> None:
+        """Upload the files that are not ``there``."""
+        sizes, done = {name: path.stat().st_size for name, path in files.items()}, 0
+        for name, path in sorted(files.items()):
+            if there.get(folder + name) != sizes[name]:
+                self.store.put(folder + name, path)
+            done += sizes[name]
+            report("upload", done, sum(sizes.values()))
 
     def refer_anchor(self, position: Position, reference: Reference) -> ObjectRef:
         """An anchor that costs no upload: a public checkpoint, by name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from weightcast.stage import stage, standing_of
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.subscriber import Subscriber
-from weightcast.transfer import summed
 from weightcast.wire import PatchReader
 from weightcast.workers import ONE, Workers
 
@@ -71,13 +69,8 @@ def _init(
     report: Report,
 ) -> Manifest:
     chain = Chain.create(store, weights.table)
-    with ThreadPoolExecutor(1) as pool:
-        sums = pool.submit(summed, {} if reference else files)
-        position = Position(0, standing_of(weights, workers, report).position)
-    if reference:
-        ref = chain.refer_anchor(position, reference)
-    else:
-        ref = chain.put_anchor(position, files, report, sums.result())
+    position = Position(0, standing_of(weights, workers, report).position)
+    ref = chain.refer_anchor(position, reference) if reference else chain.put_anchor(position, files, report)
     manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer or new_writer())
     chain.commit(manifest)
     write_index(chain)
