@@ -9,12 +9,22 @@ from __future__ import annotations
 from weightcast.bits import Bits
 from weightcast.codec import blocks
 from weightcast.codec.coded import Codec, Coded
+from weightcast.codec.ranks import Ranks, rank
+from weightcast.errors import UsageError
 from weightcast.patch import TensorPatch
 from weightcast.workers import Workers
 
 
-def encode(patch: TensorPatch, old: Bits | None, workers: Workers) -> Coded:
-    return blocks.encode(patch, old, banded=True, workers=workers)
+def encode(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Coded:
+    if isinstance(old, Ranks):
+        return blocks.encode(patch, None, old, workers)
+    if old is None:
+        hint = "Pass `old`, or use `gap`."
+        raise UsageError("`banded` needs the whole old tensor", tensor=patch.spec.name, hint=hint)
+    if patch.old is None:
+        raise UsageError("only `plain` can carry a patch whose old bits are not known", tensor=patch.spec.name)
+    found = rank(patch.spec, patch.indices, patch.old, patch.new, lambda at, size: old[at : at + size], workers)
+    return blocks.encode(patch, old, found, workers)
 
 
 BANDED = Codec("banded", encode=encode, decode=blocks.decode)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.bits import Bits, Dtype
+from weightcast.bits import Bits
 from weightcast.codec.coded import Coded
+from weightcast.codec.ranks import BLOCKS_PER_TASK, SPAN, Ranks, keys_of, traits
 from weightcast.errors import FormatError, UsageError
 from weightcast.kernels import cpu, reader, writer
 from weightcast.kernels.bands import BLOCK, Traits
 from weightcast.kernels.bitio import SLACK
-from weightcast.kernels.lanes import LANES
 from weightcast.patch import TensorPatch
 from weightcast.workers import Workers
 
@@ -22,9 +22,8 @@ Bytes = npt.NDArray[np.uint8]
 RAW = 0
 """First byte of a block that holds its elements' new bits as they are; else the number of bands."""
 
-_BLOCKS_PER_TASK = 4
 # Read only; not marked so, for which numba would compile everything a second time.
-_ONE_BAND = np.zeros(_BLOCKS_PER_TASK * BLOCK, np.uint8)
+_ONE_BAND = np.zeros(BLOCKS_PER_TASK * BLOCK, np.uint8)
 
 _PROBLEMS = {
     reader.ENDED: "a block ends before its codes do",
@@ -37,55 +36,39 @@ _PROBLEMS = {
 }
 
 
-def traits(dtype: Dtype) -> Traits:
-    """A dtype as kernels know it."""
-    if dtype.mantissa is None:
-        return Traits(dtype.width, np.uint64(0), np.uint64(0), 0, False)
-    magnitude = np.uint64((1 << (dtype.width - 1)) - 1)
-    return Traits(dtype.width, magnitude, np.uint64(dtype.mantissa), 896 if dtype.width == 64 else 0, True)
-
-
-def encode(patch: TensorPatch, old: Bits | None, banded: bool, workers: Workers) -> Coded:
-    """Code ``patch``, in bands of the ``old`` tensor's keys or in one band for all."""
+def encode(patch: TensorPatch, old: Bits | None, found: Ranks, workers: Workers) -> Coded:
+    """Code ``patch`` in the bands that were ``found`` in its blocks; ``old`` is for raw blocks, if it is at hand."""
     spec = patch.spec
     if patch.old is None:
         raise UsageError("only `plain` can carry a patch whose old bits are not known", tensor=spec.name)
-    if banded and old is None:
-        raise UsageError("`banded` needs the whole old tensor", tensor=spec.name, hint="Pass `old`, or use `gap`.")
     was, now, dtype = patch.old, patch.new, traits(spec.kind)
-    span = _BLOCKS_PER_TASK * BLOCK
-    can_be_raw = old is not None or patch.changed == spec.elements
-    raw_bytes = spec.kind.width // 8 if can_be_raw else 1 << 40
 
     def task(first: int) -> tuple[list[tuple[int, int]], Bytes]:
-        size = min(span, spec.elements - first)
+        size = min(SPAN, spec.elements - first)
         low, high = np.searchsorted(patch.indices, (first, first + size))
         if low == high:
             return [], np.empty(0, np.uint8)
-        keys = _keys_of(old[first : first + size], dtype) if banded and old is not None else _ONE_BAND[:size]
         before, after = was[low:high].astype(np.uint64), now[low:high].astype(np.uint64)
         # Gaps sum up to no more than the elements: under 4 bits per element. A change takes at most 88 bits for its
         # distance and 4 for its direction and its place in the far set.
         out = np.empty(size // 2 + 12 * (high - low) + 4096, np.uint8)
-        lengths = np.empty(-(-size // BLOCK), np.int64)
-        mine = patch.indices[low:high]
-        used = writer.encode_span(keys, mine, before, after, first, not banded, dtype, raw_bytes, out, lengths)
+        blocks = slice(first // BLOCK, -(-(first + size) // BLOCK))
+        lengths = np.empty(blocks.stop - blocks.start, np.int64)
+        used = writer.encode_span(
+            size, patch.indices[low:high], found.ranks[low:high], before, after, first,
+            found.bands[blocks], found.uppers[blocks], found.sizes[blocks],
+            dtype, spec.kind.width // 8, old is not None, out, lengths,
+        )  # fmt: skip
         coded = out[:used].copy()
         if (lengths < 0).any():
             coded = _put_raw(patch, old, first, coded, lengths)
         ordinals = np.flatnonzero(lengths)
         return [(first // BLOCK + int(i), int(lengths[i])) for i in ordinals], coded
 
-    done = workers.map(task, range(0, spec.elements, span)) if patch.changed else []
+    done = workers.map(task, range(0, spec.elements, SPAN)) if patch.changed else []
     sizes = tuple(size for task_sizes, _ in done for size in task_sizes)
     stream = np.concatenate([coded for _, coded in done]) if done else np.empty(0, np.uint8)
     return Coded(spec, patch.changed, patch.digest, {"blocks": stream}, sizes)
-
-
-def _keys_of(old: Bits, dtype: Traits) -> Bytes:
-    keys = np.empty(old.size + LANES, np.uint8)[: old.size]  # kernels read whole words
-    cpu.band_keys(old, dtype.magnitude, dtype.shift, dtype.bias, keys)
-    return keys
 
 
 def _put_raw(patch: TensorPatch, old: Bits | None, first: int, coded: Bytes, lengths: npt.NDArray[np.int64]) -> Bytes:
@@ -123,7 +106,7 @@ def _runs(coded: Coded, stream: Bytes) -> list[_Run]:
     for ordinal, length in coded.blocks:
         raw = stream[begin] == RAW
         run = runs[-1] if runs else None
-        if run and not raw and not run.raw and ordinal - run.first < _BLOCKS_PER_TASK:
+        if run and not raw and not run.raw and ordinal - run.first < BLOCKS_PER_TASK:
             skipped = (0,) * (ordinal - run.last - 1)
             runs[-1] = _Run(run.first, ordinal, run.begin, (*run.lengths, *skipped, length), False)
         else:
@@ -156,7 +139,7 @@ def _read_coded(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     bands = data[offsets[:-1][np.diff(offsets) > 0]]
-    keys = _keys_of(old, dtype) if (bands > 1).any() else _ONE_BAND[: old.size]
+    keys = keys_of(old, dtype) if (bands > 1).any() else _ONE_BAND[: old.size]
     padded = np.concatenate([data, np.zeros(SLACK, np.uint8)])
     places = np.empty(old.size, np.int64)
     counts, resume = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int64)

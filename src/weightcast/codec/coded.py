@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from weightcast.bits import Bits, TensorSpec
+from weightcast.codec.ranks import Ranks
 from weightcast.patch import TensorPatch
 from weightcast.workers import Workers
 
@@ -27,8 +28,11 @@ class Coded:
 
 @dataclass(frozen=True)
 class Codec:
-    """A pair of pure functions. ``old`` is the whole old tensor, or None where the caller does not hold it."""
+    """A pair of pure functions.
+
+    ``old`` is the whole old tensor, None where the caller does not hold it; a writer may have its ranks instead.
+    """
 
     name: str
-    encode: Callable[[TensorPatch, Bits | None, Workers], Coded]
+    encode: Callable[[TensorPatch, Bits | Ranks | None, Workers], Coded]
     decode: Callable[[Coded, Bits | None, Workers], TensorPatch]

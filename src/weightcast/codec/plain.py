@@ -6,13 +6,14 @@ import numpy as np
 
 from weightcast.bits import Bits
 from weightcast.codec.coded import Codec, Coded
+from weightcast.codec.ranks import Ranks
 from weightcast.errors import FormatError, UsageError
 from weightcast.kernels import cpu
 from weightcast.patch import TensorPatch
 from weightcast.workers import Workers
 
 
-def encode(patch: TensorPatch, old: Bits | None, workers: Workers) -> Coded:
+def encode(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Coded:
     """Indices and values; the whole tensor where that is smaller and can be had."""
     spec = patch.spec
     index = np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
@@ -20,7 +21,7 @@ def encode(patch: TensorPatch, old: Bits | None, workers: Workers) -> Coded:
     if patch.changed * (index.itemsize + patch.new.itemsize) > spec.nbytes:
         if patch.changed == spec.elements:
             streams = {"values": patch.new}
-        elif old is not None:
+        elif old is not None and not isinstance(old, Ranks):
             whole = old.copy()
             patch.scatter(whole)
             streams = {"values": whole}

@@ -27,7 +27,10 @@ NOTHING = 31
 
 REACH_BITS = 9
 
-BAND_COST = 22.0
+COST_SCALE = 1 << 16
+"""Costs in bits are integers of this fraction."""
+
+BAND_COST = 22 * COST_SCALE
 """Bits that one more band costs in header and closing gaps: two neighbours merge where apart they save less."""
 
 _U0, _U1 = np.uint64(0), np.uint64(1)
@@ -74,59 +77,62 @@ def rice_of(reach, sloped, key):
 
 
 @kernel
-def _entropy(total, chosen):
-    """Bits to say which ``chosen`` of ``total`` are meant, about."""
-    if chosen <= 0 or chosen >= total:
-        return 0.0
-    rest = total - chosen
-    return chosen * np.log2(total / chosen) + rest * np.log2(total / rest)
+def step_of(old, new, dtype):
+    """Direction (up?) and distance of a change, in steps of the order of numbers (SPEC 6.6)."""
+    top = _U1 << np.uint64(dtype.width - 1)
+    mask = top | (top - _U1)
+    after = ordered(new, dtype.width, dtype.signed_magnitude)
+    step = (after - ordered(old, dtype.width, dtype.signed_magnitude)) & mask
+    up = step <= top
+    return up, step if up else (mask - step) + _U1
 
 
 @kernel
-def _merge_loss(totals, b):
-    """Bits lost if band ``b`` and the next were one. Columns: members, changed ones, those changed far."""
-    loss = 0.0
-    for sign, low, high in ((1.0, b, b + 2), (-1.0, b, b + 1), (-1.0, b + 1, b + 2)):
-        members = changed = far = 0.0
-        for i in range(low, high):
-            members, changed, far = members + totals[i, 0], changed + totals[i, 1], far + totals[i, 2]
-        loss += sign * (_entropy(members, changed) + _entropy(changed, far))
-    return loss
+def _bits_of_band(cost, members, changed, far):
+    """About what it takes to say which of the members changed and which of those by more than a step."""
+    return cost[members] - cost[members - changed] - cost[far] - cost[changed - far]
 
 
 @kernel
-def choose_bands(keys, changed_keys, far_keys, uppers):
-    """Split the keys into bands of about one rate of change; fills ``uppers``, returns how many and their sizes."""
-    stride = (keys.size >> 14) | 1  # a sample is enough: the choice is the encoder's own
-    sample = np.zeros(256, np.int64)
-    for i in range(0, keys.size, stride):
-        sample[keys[i]] += stride
-    totals = np.zeros((256, 3), np.float64)
+def choose_bands(members, changed, far, cost, uppers):
+    """Split the keys into bands of about one rate of change; fills ``uppers``, returns how many.
+
+    The arrays count by key, and are used up. ``cost[n]`` is n · log2(n) as an integer: sums of integers come out the
+    same on every device, whatever the order.
+    """
     bands = 0
     for key in range(256):
-        members = max(sample[key], changed_keys[key])
-        if members:
-            totals[bands, 0], totals[bands, 1], totals[bands, 2] = members, changed_keys[key], far_keys[key]
+        if members[key]:
+            members[bands], changed[bands], far[bands] = members[key], changed[key], far[key]
             uppers[bands] = key
             bands += 1
-    loss = np.zeros(256, np.float64)
+    bits, loss = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    for b in range(bands):
+        bits[b] = _bits_of_band(cost, members[b], changed[b], far[b])
     for b in range(bands - 1):
-        loss[b] = _merge_loss(totals, b)
+        loss[b] = _merge_loss(cost, members, changed, far, bits, b)
     while bands > 1:
         best = np.argmin(loss[: bands - 1])
         if bands <= MAX_BANDS and loss[best] >= BAND_COST:
             break
-        for column in range(3):
-            totals[best + 1, column] += totals[best, column]
+        for counts in (members, changed, far):
+            counts[best + 1] += counts[best]
+        bits[best + 1] = _bits_of_band(cost, members[best + 1], changed[best + 1], far[best + 1])
+        for column in (members, changed, far, bits, uppers, loss):
             for b in range(best, bands - 1):
-                totals[b, column] = totals[b + 1, column]
-        for b in range(best, bands - 1):
-            uppers[b], loss[b] = uppers[b + 1], loss[b + 1]
+                column[b] = column[b + 1]
         bands -= 1
         for b in range(max(best - 1, 0), min(best + 1, bands - 1)):
-            loss[b] = _merge_loss(totals, b)
+            loss[b] = _merge_loss(cost, members, changed, far, bits, b)
     uppers[bands - 1] = 255
-    return bands, totals[:, 0].copy()
+    return bands
+
+
+@kernel
+def _merge_loss(cost, members, changed, far, bits, b):
+    """Bits lost if band ``b`` and the next were one."""
+    together = members[b] + members[b + 1], changed[b] + changed[b + 1], far[b] + far[b + 1]
+    return _bits_of_band(cost, together[0], together[1], together[2]) - bits[b] - bits[b + 1]
 
 
 @kernel

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from weightcast.kernels import cpu, reader, writer
-from weightcast.kernels.bands import Traits
+from weightcast.kernels import cpu, ranks, reader, writer
+from weightcast.kernels.bands import MAX_BANDS, Traits
 from weightcast.kernels.compile import expecting_compilation
 
 WIDTHS = (8, 16, 32, 64)
@@ -32,11 +32,17 @@ def _warm_width(word: np.dtype) -> None:
     cpu.digest_change(indices, was, now)
 
 
+def _band_room() -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((1, MAX_BANDS), np.uint8), np.zeros((1, MAX_BANDS), np.int32)
+
+
 def _warm_codec() -> None:
     keys = np.zeros(128, np.uint8)[:65]
     indices, old, new = np.arange(65), np.zeros(65, np.uint64), np.ones(65, np.uint64)
     out, lengths = np.empty(8192, np.uint8), np.empty(1, np.int64)
-    writer.encode_span(keys, indices, old, new, 0, False, _BF16, 2, out, lengths)
+    places, bands, uppers, sizes = np.empty(65, np.int32), np.zeros(1, np.uint8), *_band_room()
+    ranks.rank_span(keys, indices, old, new, 0, _BF16, np.zeros(256, np.int64), places, bands, uppers, sizes)
+    writer.encode_span(65, indices, places, old, new, 0, bands, uppers, sizes, _BF16, 2, False, out, lengths)
     offsets, counts, resume = np.array([0, lengths[0]]), np.empty(1, np.int64), np.empty(1, np.int64)
     reader.decode_places(out, offsets, keys, 0, indices, counts, resume)
     reader.decode_steps(out, offsets, keys, 0, indices, counts, resume, old, _BF16, new)

@@ -8,17 +8,14 @@ from weightcast.kernels.bands import (
     NOTHING,
     RANK_BITS,
     REACH_BITS,
-    band_size,
     by_band,
-    choose_bands,
     key_of,
-    members_of,
-    ordered,
     rice_of,
+    step_of,
 )
 from weightcast.kernels.bitio import put, put_rice, rice_length
 from weightcast.kernels.compile import kernel
-from weightcast.kernels.lanes import LANES, leading_zeros, popcount
+from weightcast.kernels.lanes import leading_zeros
 
 _U0, _U1 = np.uint64(0), np.uint64(1)
 
@@ -45,21 +42,29 @@ def _best_rice(gaps):
 
 
 @kernel
-def _band_gaps(keys, low, high, changed, inverted, gaps):
-    """Gaps in ranks between the changed (or, inverted, the unchanged) members of a band, and the closing one."""
-    used, seen, last = 0, 0, -1
-    for word in range(changed.size):
-        members = members_of(keys, word, low, high)
-        chosen = members & (~changed[word] if inverted else changed[word])
-        while chosen:
-            bit = chosen & (~chosen + _U1)
-            rank = seen + np.int64(popcount(members & (bit - _U1)))
+def _rank_gaps(ranks, mine, size, inverted, gaps):
+    """Gaps between the ranks of a band's changes (or, inverted, of all others in it), and the closing one."""
+    used, last, expected = 0, -1, 0
+    for i in mine:
+        rank = np.int64(ranks[i])
+        if inverted:
+            while expected < rank:
+                gaps[used] = expected - last - 1
+                used += 1
+                last = expected
+                expected += 1
+            expected = rank + 1
+        else:
             gaps[used] = rank - last - 1
             used += 1
             last = rank
-            chosen ^= bit
-        seen += np.int64(popcount(members))
-    gaps[used] = seen - last - 1
+    if inverted:
+        while expected < size:
+            gaps[used] = expected - last - 1
+            used += 1
+            last = expected
+            expected += 1
+    gaps[used] = size - last - 1
     return used + 1
 
 
@@ -114,55 +119,32 @@ def _put_flags(out, at, held, flags):
 @kernel
 def _measure_steps(old, new, dtype, up, distance, exponent):
     """Direction and distance of every change in ULPs, and its old exponent."""
-    width, magnitude, shift, bias, signed_magnitude = dtype
-    top = _U1 << np.uint64(width - 1)
-    mask = top | (top - _U1)
     for i in range(old.size):
-        step = (ordered(new[i], width, signed_magnitude) - ordered(old[i], width, signed_magnitude)) & mask
-        up[i] = step <= top
-        distance[i] = step if up[i] else (mask - step) + _U1
-        exponent[i] = key_of(old[i], magnitude, shift, bias)
+        up[i], distance[i] = step_of(old[i], new[i], dtype)
+        exponent[i] = key_of(old[i], dtype.magnitude, dtype.shift, dtype.bias)
 
 
 @kernel
-def _split(keys, change_keys, distance, one_band, uppers):
-    """Choose the bands of a block; returns how many, and about how many members each has."""
-    if one_band:
-        uppers[0] = 255
-        return 1, np.full(256, keys.size, np.float64)
-    changed_keys, far_keys = np.zeros(256, np.int64), np.zeros(256, np.int64)
-    for i in range(distance.size):
-        changed_keys[change_keys[i]] += 1
-        far_keys[change_keys[i]] += distance[i] > _U1
-    return choose_bands(keys, changed_keys, far_keys, uppers)
-
-
-@kernel
-def _invert(keys, uppers, bands, sizes, start, inverted):
+def _invert(sizes, bands, start, inverted):
     """Decide which bands list their unchanged members; returns the room that all lists need."""
-    room, low = 2 * start[bands] + 2 * bands, 0
+    room = 2 * start[bands] + 2 * bands
     for b in range(bands):
         changes = start[b + 1] - start[b]
         if 2 * changes > sizes[b]:
-            unchanged = band_size(keys, low, uppers[b]) - changes
-            inverted[2 * b] = unchanged < changes
-            room += unchanged
-        low = uppers[b] + 1
+            inverted[2 * b] = True
+            room += sizes[b] - changes
     return room
 
 
 @kernel
-def _list_sets(keys, places, distance, uppers, bands, order, start, inverted, gaps, end, far_order):
+def _list_sets(ranks, distance, sizes, bands, order, start, inverted, gaps, end, far_order):
     """Gaps of every band's changed and far sets, the s-th in ``gaps[end[s]:end[s + 1]]``; returns how many are far."""
-    changed = np.zeros((keys.size + LANES - 1) // LANES, np.uint64)
-    for place in places:
-        changed[place >> 6] |= _U1 << np.uint64(place & 63)
-    far = np.empty(places.size, np.bool_)
-    fars, used, low = 0, 0, 0
+    far = np.empty(ranks.size, np.bool_)
+    fars, used = 0, 0
     for b in range(bands):
         mine = order[start[b] : start[b + 1]]
         if mine.size:
-            used += _band_gaps(keys, low, uppers[b], changed, inverted[2 * b], gaps[used:])
+            used += _rank_gaps(ranks, mine, np.int64(sizes[b]), inverted[2 * b], gaps[used:])
         end[2 * b + 1] = used
         before = fars
         for i in range(mine.size):
@@ -174,7 +156,6 @@ def _list_sets(keys, places, distance, uppers, bands, order, start, inverted, ga
             inverted[2 * b + 1] = 2 * (fars - before) > mine.size
             used += _subset_gaps(far, mine.size, inverted[2 * b + 1], gaps[used:])
         end[2 * b + 2] = used
-        low = uppers[b] + 1
     return fars
 
 
@@ -217,19 +198,18 @@ def _put_distances(out, at, held, distance, exponent, width):
 
 
 @kernel
-def _encode_block(keys, places, old, new, one_band, dtype, out):
+def _encode_block(ranks, old, new, bands, uppers, sizes, dtype, out):
     """Write one block with at least one change; returns its bytes."""
-    n = places.size
+    n = ranks.size
     up, distance, exponent = np.empty(n, np.bool_), np.empty(n, np.uint64), np.empty(n, np.int64)
     _measure_steps(old, new, dtype, up, distance, exponent)
 
-    change_keys, uppers, order = keys[places], np.empty(256, np.int64), np.empty(n, np.int64)
-    bands, sizes = _split(keys, change_keys, distance, one_band, uppers)
-    start = by_band(change_keys, uppers, bands, order)
+    order = np.empty(n, np.int64)
+    start = by_band(exponent, uppers, bands, order)
     inverted, parameter = np.zeros(2 * bands, np.bool_), np.empty(2 * bands, np.int64)
-    gaps = np.empty(_invert(keys, uppers, bands, sizes, start, inverted), np.int64)
+    gaps = np.empty(_invert(sizes, bands, start, inverted), np.int64)
     end, far_order = np.zeros(2 * bands + 1, np.int64), np.empty(n, np.int64)
-    fars = _list_sets(keys, places, distance, uppers, bands, order, start, inverted, gaps, end, far_order)
+    fars = _list_sets(ranks, distance, sizes, bands, order, start, inverted, gaps, end, far_order)
 
     at, held = _put_header(out, uppers, bands, gaps, end, inverted, parameter)
     at, held = _put_lists(out, at, held, 0, bands, gaps, end, parameter)
@@ -242,23 +222,28 @@ def _encode_block(keys, places, old, new, one_band, dtype, out):
 
 
 @kernel
-def encode_span(keys, indices, old, new, first, one_band, dtype, raw_bytes, out, lengths):
-    """Code consecutive blocks whose elements have ``keys``, the first at flat index ``first``.
+def encode_span(
+    elements, indices, ranks, old, new, first, bands, uppers, sizes, dtype, raw_bytes, all_raw, out, lengths
+):
+    """Code consecutive blocks of ``elements`` in all, the first of which is at flat index ``first``.
 
-    Fills ``lengths`` with bytes per block, 0 where nothing changed, -1 where a raw block is smaller; returns the bytes.
+    ``ranks``, ``bands``, ``uppers`` and ``sizes`` are those of `rank_span`. Fills ``lengths`` with bytes per block, 0
+    where nothing changed, -1 where a raw block is smaller; returns the bytes. Unless ``all_raw``, only blocks that
+    change altogether can be raw.
     """
     used, i = 0, 0
     for block in range(lengths.size):
         low = block * BLOCK
-        high = min(low + BLOCK, keys.size)
+        high = min(low + BLOCK, elements)
         j = i
         while j < indices.size and indices[j] < first + high:
             j += 1
         lengths[block] = 0
         if j > i:
-            places = indices[i:j] - (first + low)
-            size = _encode_block(keys[low:high], places, old[i:j], new[i:j], one_band, dtype, out[used:])
-            if size > 1 + (high - low) * raw_bytes:
+            highest = uppers[block].astype(np.int64)
+            b = np.int64(bands[block])
+            size = _encode_block(ranks[i:j], old[i:j], new[i:j], b, highest, sizes[block], dtype, out[used:])
+            if size > 1 + (high - low) * raw_bytes and (all_raw or j - i == high - low):
                 lengths[block] = -1
             else:
                 lengths[block] = size
