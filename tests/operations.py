@@ -7,9 +7,10 @@ import time
 from worlds import Operation, World, follow, opened
 
 import weightcast as wc
+from weightcast.begin import init
 from weightcast.chain import Chain
 from weightcast.collect import collect
-from weightcast.folders import cut_anchor, init, publish
+from weightcast.folders import cut_anchor, publish
 from weightcast.keys import ANCHORS
 from weightcast.policy import Pinned
 from weightcast.publisher import Publisher

@@ -21,10 +21,11 @@ from worlds import model_of, nothing_like, states, temporary_files_in
 import weightcast as wc
 from weightcast import mirror as mirrors
 from weightcast import publisher as publishers
+from weightcast.begin import init
 from weightcast.chain import Chain
 from weightcast.collect import collect
 from weightcast.errors import ConflictError, WeightcastError
-from weightcast.folders import cut_anchor, init, publish
+from weightcast.folders import cut_anchor, publish
 from weightcast.mirror import Mirror, reading
 from weightcast.notes import pin, pins, unpin
 from weightcast.policy import Every, Pinned, Policy

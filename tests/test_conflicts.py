@@ -17,6 +17,7 @@ from faults import AgedStore, Careless, Crash, FaultyStore
 from worlds import DAY, World, follow, nothing_like, opened, states
 
 import weightcast as wc
+from weightcast.begin import init
 from weightcast.chain import Chain
 from weightcast.collect import collect, reset
 from weightcast.errors import (
@@ -28,7 +29,7 @@ from weightcast.errors import (
     UnreachableError,
     UsageError,
 )
-from weightcast.folders import init, publish
+from weightcast.folders import publish
 from weightcast.keys import ANCHORS, CHANNEL, DELTAS, MANIFESTS, Position, manifest_key
 from weightcast.policy import Pinned
 from weightcast.publisher import Publisher

@@ -15,10 +15,11 @@ from operations import LEVELS, RETENTION
 from worlds import World, follow, nothing_like, opened
 
 import weightcast as wc
+from weightcast.begin import init
 from weightcast.chain import Chain
 from weightcast.collect import collect
 from weightcast.errors import ConflictError, WeightcastError
-from weightcast.folders import cut_anchor, init, publish
+from weightcast.folders import cut_anchor, publish
 from weightcast.keys import ANCHORS
 from weightcast.policy import Pinned
 from weightcast.publisher import Publisher

@@ -18,10 +18,11 @@ from liars import tree
 from worlds import DAY, World, follow, model_of, nothing_like, opened
 
 import weightcast as wc
+from weightcast.begin import init
 from weightcast.chain import Chain
 from weightcast.collect import collect
 from weightcast.errors import ChannelError, FormatError, SpaceError, WeightcastError
-from weightcast.folders import cut_anchor, init
+from weightcast.folders import cut_anchor
 from weightcast.keys import (
     ANCHORS,
     CHANNEL,

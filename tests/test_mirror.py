@@ -18,6 +18,7 @@ from worlds import World, follow, model_of, opened
 
 import weightcast as wc
 from weightcast import mirror as mirrors
+from weightcast.begin import init
 from weightcast.checkpoint import CHANGING, MIRROR
 from weightcast.collect import reset
 from weightcast.container import FileSource, open_container
@@ -31,7 +32,7 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
-from weightcast.folders import cut_anchor, init, publish
+from weightcast.folders import cut_anchor, publish
 from weightcast.keys import ANCHORS, DELTAS
 from weightcast.mirror import Mirror, reading
 from weightcast.policy import Every, Pinned

@@ -72,6 +72,16 @@ READING_ORDER = [
     "mirror",
     "fetch",
     "subscriber",
+    "torch.names",
+    "torch.batch",
+    "torch.host",
+    "torch.transit",
+    "torch.plain",
+    "torch.triton",
+    "torch.gpu",
+    "torch.model",
+    "torch.detect",
+    "begin",
     "publisher",
     "folders",
     "squash",
@@ -134,6 +144,7 @@ def test_every_module_has_its_place_in_the_order() -> None:
     assert files - {module_file(name) for name in READING_ORDER} == {
         SOURCE / "__init__.py",
         SOURCE / "kernels/__init__.py",
+        SOURCE / "torch/__init__.py",
     }
 
 
@@ -142,7 +153,7 @@ def test_public_names_are_these() -> None:
         "bits", "checkpoint", "codec", "container", "detect", "digest", "kernels", "patch", "rows", "wire", "workers",
         "offline", "bench", "peers", "cli", "files", "stage", "keys", "manifest", "plan", "retention", "policy",
         "store", "transfer", "chain", "notes", "holder", "folded", "mirror", "fetch", "subscriber", "publisher",
-        "folders", "squash", "collect", "verify", "testing",
+        "folders", "squash", "collect", "verify", "testing", "begin", "torch",
     }  # fmt: skip
     assert all(getattr(wc, name).__doc__ for name in wc.__all__)
 

@@ -14,11 +14,11 @@ from cases import gaussian, moved, same_bits, write_folder
 from faults import AgedStore
 
 import weightcast as wc
+from weightcast.begin import init
 from weightcast.chain import Chain
 from weightcast.checkpoint import MIRROR
 from weightcast.collect import collect
 from weightcast.errors import ChannelError, CheckpointError, InterruptedApplyError
-from weightcast.folders import init
 from weightcast.keys import ANCHORS, DELTAS, DOOMED, RECORD
 from weightcast.mirror import Mirror, reading
 from weightcast.policy import Pinned, Policy

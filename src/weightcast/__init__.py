@@ -24,12 +24,12 @@ True
 """
 
 from weightcast import errors
+from weightcast.begin import init
 from weightcast.bits import Arrays, TensorSpec, TensorTable, Weights, round_to
 from weightcast.checkpoint import Checkpoint
 from weightcast.detect import anchor, diff
 from weightcast.digest import Fingerprint, box_digest, fingerprint
 from weightcast.errors import WeightcastError
-from weightcast.folders import init
 from weightcast.kernels.ready import warm_up
 from weightcast.keys import Position
 from weightcast.manifest import Manifest

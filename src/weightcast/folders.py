@@ -1,4 +1,4 @@
-"""Channels of checkpoint folders: begin one, publish a folder that a trainer of any kind has saved."""
+"""Channels of checkpoint folders: publish a folder that a trainer of any kind has saved, cut anchors from mirrors."""
 
 from __future__ import annotations
 
@@ -6,88 +6,25 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightcast.bits import Weights, refuse_no_weights
+from weightcast.begin import announce, files_of, new_writer, open_for_writing
+from weightcast.bits import Weights
 from weightcast.chain import Chain
-from weightcast.checkpoint import SINGLE, Checkpoint, save
+from weightcast.checkpoint import Checkpoint
 from weightcast.container import FileSource
 from weightcast.errors import ResultError, UsageError
-from weightcast.files import Report, noticing_full, scratch, silent
+from weightcast.files import Report, noticing_full, silent
 from weightcast.holder import Staged, StagedPatch
-from weightcast.keys import Position, is_plain_file
-from weightcast.manifest import Manifest, Reference
+from weightcast.keys import Position
+from weightcast.manifest import Manifest
 from weightcast.mirror import Mirror
 from weightcast.notes import write_index
 from weightcast.offline import write_patch
-from weightcast.publisher import announce, new_writer, open_for_writing
 from weightcast.stage import stage, standing_of
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.subscriber import Subscriber
 from weightcast.wire import PatchReader
 from weightcast.workers import ONE, Workers
-
-_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".safetensors")
-"""The same weights once more, or an optimizer's: not what a replica needs."""
-
-
-def init(
-    channel: str | Path | Store,
-    weights: Weights | Path | str,
-    *,
-    reference: Reference | None = None,
-    step: int | None = None,
-    writer: str | None = None,
-    workers: Workers = ONE,
-    report: Report = silent,
-) -> Manifest:
-    """Begin a channel with ``weights`` as version 0: arrays, or a checkpoint folder with its configuration files.
-
-    With a ``reference`` nothing but digests is uploaded: replicas get that public checkpoint themselves. An
-    interrupted `init` is completed by another with the same weights.
-    """
-    store = open_store(channel) if isinstance(channel, (str, Path)) else channel
-    if isinstance(weights, (str, Path)):
-        with Checkpoint(weights) as checkpoint:
-            return _init(store, checkpoint, _files_of(checkpoint), reference, step, writer, workers, report)
-    refuse_no_weights(weights)
-    if reference is not None:
-        return _init(store, weights, {}, reference, step, writer, workers, report)
-    with scratch() as folder:
-        save(weights, folder)
-        with Checkpoint(folder, aliases=dict(weights.table.aliases)) as checkpoint:
-            return _init(store, checkpoint, {SINGLE: folder / SINGLE}, None, step, writer, workers, report)
-
-
-def _init(
-    store: Store,
-    weights: Weights,
-    files: dict[str, Path],
-    reference: Reference | None,
-    step: int | None,
-    writer: str | None,
-    workers: Workers,
-    report: Report,
-) -> Manifest:
-    chain = Chain.create(store, weights.table)
-    position = Position(0, standing_of(weights, workers, report).position)
-    ref = chain.refer_anchor(position, reference) if reference else chain.put_anchor(position, files, report)
-    manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer or new_writer())
-    chain.commit(manifest)
-    write_index(chain)
-    return manifest
-
-
-def _files_of(checkpoint: Checkpoint) -> dict[str, Path]:
-    """What goes into an anchor: the weights, and the small files beside them that loading needs."""
-    files = {path.name: path for path in checkpoint.files}
-    if checkpoint.path.is_dir():
-        for path in sorted(checkpoint.path.iterdir()):
-            wanted = is_plain_file(path.name) and not path.name.endswith(_OTHER_WEIGHTS)
-            if wanted and path.is_file() and not path.is_symlink():
-                files[path.name] = path
-    else:
-        files = {"model.safetensors": checkpoint.path}
-    return files
 
 
 def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Position:
@@ -102,7 +39,7 @@ def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Positio
             mirror.examine()
             problem = "the files were changed by somebody else"
             raise ResultError(problem, expected=position.digest, found=found, hint="Pull again, then try again.")
-        chain.put_anchor(position, _files_of(checkpoint), report)
+        chain.put_anchor(position, files_of(checkpoint), report)
     write_index(chain)
     return position
 
@@ -159,7 +96,7 @@ def _publish_anchor(
     if head is None:
         raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
     position = Position(head.position.version + 1, standing_of(new, workers, report).position)
-    ref = chain.put_anchor(position, _files_of(new), report)
+    ref = chain.put_anchor(position, files_of(new), report)
     manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer)
     announce(chain, writer)
     chain.commit(manifest)

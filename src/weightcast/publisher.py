@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import socket
 import threading
 import time
-import uuid
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from weightcast.bits import Bits, Copies, TensorSpec, TensorTable, Weights, elements_of, refuse_no_weights
+from weightcast.begin import announce, init, new_writer, open_for_writing
+from weightcast.bits import Copies, Weights, refuse_no_weights
 from weightcast.chain import Chain
 from weightcast.checkpoint import SINGLE, save
-from weightcast.detect import diff_tensor, refuse_other_table
+from weightcast.codec.ranks import Ranks
+from weightcast.detect import Detector, Look, Shadowed, settle
 from weightcast.digest import Fingerprint, fingerprint
 from weightcast.errors import BaseError, ChannelError, SpaceError, StoreError, UsageError
 from weightcast.files import scratch
 from weightcast.keys import Position, check_name
-from weightcast.manifest import Lease, Manifest
-from weightcast.notes import take_lease, write_index
-from weightcast.patch import ModelSize, Patch, TensorPatch, advance, compose
+from weightcast.manifest import Manifest
+from weightcast.notes import write_index
+from weightcast.patch import Patch, compose
 from weightcast.policy import Pinned
 from weightcast.store import open_store
 from weightcast.store.base import Store
-from weightcast.store.probe import honours_create
 from weightcast.subscriber import Subscriber
 from weightcast.wire import encode
 from weightcast.workers import Workers
 
+if TYPE_CHECKING:
+    import torch
+
 _RETRY_AFTER = 5.0
 """Seconds after which an upload that failed, all retries of the store included, is tried again."""
+
+_AHEAD = 2
+"""Looks that may wait to be merged before `publish` waits: each holds what changed, and nothing else bounds them."""
 
 
 class Receipt:
@@ -59,12 +63,21 @@ class Receipt:
 
 
 @dataclass
+class _Seen:
+    """A look at the weights that is no patch yet."""
+
+    look: Look
+    step: int | None
+    receipts: list[Receipt]
+
+
+@dataclass
 class _Job:
     """A patch on its way, and those who wait for it."""
 
     patch: Patch
-    base: Copies | None
-    """The weights it begins from; gone for a merged patch, which is coded without them."""
+    ranks: Mapping[str, Ranks] | None
+    """What `banded` needs; a merged patch has none."""
     step: int | None
     receipts: list[Receipt]
     coded: tuple[str, bytes] | None = None
@@ -87,23 +100,30 @@ class Publisher:
     def __init__(
         self,
         channel: str | Path | Store,
-        weights: Weights,
+        weights: Weights | torch.nn.Module,
         *,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        detect: str | None = None,
+        dtype: str | None = None,
+        check_every: int = 50,
         codec: str = "banded",
         writer: str | None = None,
         threads: int | None = None,
     ):
-        """Take up the channel where it is. Weights that are not the head's are published as a first patch.
+        """Take up the channel where it is, or begin it. Weights that are not the head's are published as a first patch.
 
-        ``weights`` are what `publish` reads from then on: arrays that training changes in place, for one.
+        ``weights`` are what `publish` reads from then on: a torch model, or arrays that training changes in place.
+
+        For a model: ``optimizer`` is what changes it, one or several; ``detect`` how changes are found
+        (`weightcast.torch.detect`); ``dtype`` in which float32 tensors are published where the channel is new, "BF16"
+        for one; every so many publishes the whole model's digest is checked for edits that bypassed the optimizer.
         """
-        refuse_no_weights(weights)
         self.writer = check_name(writer, "writer") if writer else new_writer()
-        self._weights, self._codec = weights, codec
-        self._chain = open_for_writing(channel, weights.table, self.writer)
+        self._codec = codec
         self._workers = Workers(threads)
         self._lock = threading.Condition()
         self._detecting = threading.Lock()
+        self._seen: deque[_Seen] = deque()
         self._active: _Job | None = None
         self._again: _Job | None = None
         self._pending: _Job | None = None
@@ -111,16 +131,48 @@ class Publisher:
         self._failures = 0
         self._failure: StoreError | SpaceError | None = None
         self._dead: BaseException | None = None
+        store = open_store(channel) if isinstance(channel, (str, Path)) else channel
         try:
-            self._shadow = Copies.of(weights)
-            self._standing = fingerprint(self._shadow, self._workers)
-            self._committed = self._take_up()
-            announce(self._chain, self.writer)
+            begun = _channel_in(store)
+            self._detector = self._watch(weights, optimizer, detect, dtype, check_every, begun)
         except BaseException:
             self._workers.close()
             raise
-        self._thread = threading.Thread(target=self._run, name="weightcast-publisher", daemon=True)
-        self._thread.start()
+        try:
+            if begun is None or begun.head() is None:
+                init(store, self._detector.weights, writer=self.writer, workers=self._workers)
+            self._chain = open_for_writing(store, self._detector.weights.table, self.writer)
+            self._standing = fingerprint(self._detector.weights, self._workers)
+            self._committed = self._take_up()
+            announce(self._chain, self.writer)
+        except BaseException:
+            self._detector.close()
+            self._workers.close()
+            raise
+        threads_of_mine = (self._settle, "weightcast-settling"), (self._run, "weightcast-publisher")
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for run, name in threads_of_mine]
+        for thread in self._threads:
+            thread.start()
+
+    def _watch(
+        self,
+        weights: Weights | torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        detect: str | None,
+        dtype: str | None,
+        check_every: int,
+        begun: Chain | None,
+    ) -> Detector:
+        ranked = self._codec == "banded"
+        if _is_module(weights):  # asked first: a module has no table
+            from weightcast.torch.detect import watch
+
+            table = begun.channel.table if begun is not None else None
+            return watch(weights, optimizer, detect, dtype, check_every, table, ranked, self._workers)
+        if optimizer is not None or detect is not None or dtype is not None:
+            raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")
+        refuse_no_weights(weights)
+        return Shadowed(cast(Weights, weights), ranked, self._workers)
 
     @property
     def position(self) -> Position:
@@ -131,32 +183,31 @@ class Publisher:
 
     def _take_up(self) -> Position:
         head = self._chain.head()
-        if head is None:
-            hint = "Finish it with `weightcast init URL CHECKPOINT`."
-            raise ChannelError("the channel has no version yet", file=self._chain.store.url, hint=hint)
+        assert head is not None
         if head.position.digest == self._standing.position:
             return head.position
-        state = Copies.of(self._shadow)
+        now = Copies.of(self._detector.weights)
+        state = Copies.of(now)
         try:
             with Subscriber(self._chain.store, state, Pinned(head.position.version)) as subscriber:
                 staged = subscriber.poll()
                 if staged is not None:
                     subscriber.apply(staged)
         except ChannelError:
-            return self._publish_anchor(head.position.version + 1)
-        patch = self._diff(state, Fingerprint(state.table, staged.standing.digests) if staged else self._standing)
-        job = _Job(patch, state, None, [])
+            return self._publish_anchor(now, head.position.version + 1)
+        standing = Fingerprint(state.table, staged.standing.digests) if staged else self._standing
+        found = settle(standing, Shadowed(state, self._codec == "banded", self._workers).look(now))
         self._committed = head.position
-        self._commit(job)
+        self._commit(_Job(found.patch, found.ranks, None, []))
         return self._committed
 
-    def _publish_anchor(self, version: int) -> Position:
+    def _publish_anchor(self, weights: Weights, version: int) -> Position:
         """Where the head's own weights cannot be had any more, ours begin anew."""
         position = Position(version, self._standing.position)
         with scratch() as folder:
-            save(self._shadow, folder)
+            save(weights, folder)
             ref = self._chain.put_anchor(position, {SINGLE: folder / SINGLE})
-        elements = self._shadow.table.elements
+        elements = weights.table.elements
         self._chain.commit(self._chain.draft(position, None, ref, None, elements, None, self.writer))
         write_index(self._chain)
         return position
@@ -165,22 +216,27 @@ class Publisher:
 
     def publish(self, step: int | None = None, weights: Weights | None = None) -> Receipt:
         """Publish the weights as they are now, or other ``weights`` of the same table. Returns after detection."""
-        with self._lock:
-            self._refuse_dead()
-        source = weights if weights is not None else self._weights
-        refuse_other_table(self._shadow.table, source.table)
         receipt = Receipt(step)
         with self._detecting:  # one behind the other: each begins where the one before ended
-            base, standing = self._shadow, self._standing
-            patch, tensors = self._detect(source, base, standing)
-            job = _Job(patch, base, step, [receipt])
-            reached = advance(standing, patch)
+            with self._lock:
+                self._lock.wait_for(lambda: len(self._seen) < _AHEAD or self._closing or self._dead is not None)
+                self._refuse_dead()
+            look = self._look(weights)
             with self._lock:
                 self._refuse_dead()
-                self._pending = job if self._pending is None else self._pending.merged(job)
+                self._seen.append(_Seen(look, step, [receipt]))
                 self._lock.notify_all()
-            self._shadow, self._standing = base.with_tensors(tensors), reached
         return receipt
+
+    def _look(self, weights: Weights | None) -> Look:
+        if weights is None:
+            return self._detector.look()
+        if not isinstance(self._detector, Shadowed):
+            raise UsageError(
+                "a publisher of a model publishes that model", hint="Call publish(step=…) without weights."
+            )
+        refuse_no_weights(weights)
+        return self._detector.look(weights)
 
     def _refuse_dead(self) -> None:
         if self._closing:
@@ -188,28 +244,45 @@ class Publisher:
         if self._dead is not None:
             raise self._dead
 
-    def _detect(self, new: Weights, base: Copies, standing: Fingerprint) -> tuple[Patch, dict[str, Bits]]:
-        def one(spec: TensorSpec) -> tuple[TensorPatch, Bits]:
-            # Training may go on while we look: take the bits once.
-            now = new.read(spec.name).copy()
-            return diff_tensor(spec, base.read(spec.name), now, standing[spec.name], self._workers), now
+    # -- settle and merge, behind --------------------------------------------------------------------------------------
 
-        found = list(self._workers.stream(one, base.table, elements_of))
-        reached = Fingerprint(base.table, tuple(tensor.digest for tensor, _ in found))
-        changed = {tensor.spec.name: bits for tensor, bits in found if tensor.changed}
-        tensors = tuple(tensor for tensor, _ in found if tensor.changed)
-        return Patch(standing.position, reached.position, ModelSize.of(base.table), tensors), changed
-
-    def _diff(self, old: Copies, standing: Fingerprint) -> Patch:
-        return self._detect(self._shadow, old, standing)[0]
+    def _settle(self) -> None:
+        """Make patches of what was seen, and merge those that wait for the one under way."""
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._seen or self._closing or self._dead is not None)
+                if not self._seen or self._dead is not None:
+                    return
+                seen = self._seen[0]
+            waiting = None
+            try:
+                found = settle(self._standing, seen.look)
+                self._standing = found.reached
+                job = _Job(found.patch, found.ranks, seen.step, seen.receipts)
+                with self._lock:
+                    waiting, self._pending = self._pending, None
+                if waiting is not None:
+                    job = waiting.merged(job)
+            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+                self._die([waiting], error)
+                return
+            with self._lock:
+                if self._dead is None:
+                    self._seen.popleft()
+                    self._pending = job
+                else:
+                    _fail([job], self._dead)
+                self._lock.notify_all()
 
     # -- encode and commit, behind ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                while self._again is None and self._pending is None and not self._closing:
+                while self._again is None and self._pending is None and not self._closing and self._dead is None:
                     self._lock.wait()
+                if self._dead is not None:
+                    return
                 if self._closing and (self._failure is not None or self._pending is None):
                     self._give_up()
                     return
@@ -256,9 +329,13 @@ class Publisher:
             receipt._future.set_result(job.manifest)
 
     def _encode(self, job: _Job) -> tuple[str, bytes]:
-        codec = self._codec if job.base is not None else "gap"
-        data = encode(job.patch, codec, job.base, self._workers)
-        job.base = None
+        codec = self._codec
+        if any(tensor.old is None for tensor in job.patch.tensors):
+            codec = "plain"
+        elif codec == "banded" and job.ranks is None:
+            codec = "gap"
+        data = encode(job.patch, codec, job.ranks, self._workers)
+        job.ranks = None
         return codec, data
 
     def _put_back(self, job: _Job, error: StoreError | SpaceError) -> None:
@@ -270,20 +347,22 @@ class Publisher:
             self._lock.notify_all()
             self._lock.wait_for(lambda: self._kicked or self._closing, _RETRY_AFTER)
 
-    def _die(self, jobs: list[_Job | None], error: BaseException) -> None:
+    def _die(self, jobs: Sequence[_Job | None], error: BaseException) -> None:
         with self._lock:
             self._dead = error
-            _fail([*jobs, self._again, self._pending], error)
+            _fail([*jobs, self._again, self._pending, *self._seen], error)
             self._active = self._again = self._pending = None
+            self._seen.clear()
             self._lock.notify_all()
 
     def _give_up(self) -> None:
         hint = "Open a publisher again: it publishes what is missing."
         lost = StoreError("closed before this could be sent", url=self._chain.store.url, hint=hint)
-        if self._again is not None or self._pending is not None:
+        if self._again is not None or self._pending is not None or self._seen:
             self._dead = lost
-        _fail([self._again, self._pending], lost)
+        _fail([self._again, self._pending, *self._seen], lost)
         self._again = self._pending = None
+        self._seen.clear()
         self._lock.notify_all()
 
     # -- wait ----------------------------------------------------------------------------------------------------------
@@ -293,7 +372,7 @@ class Publisher:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             before = self._failures
-            while any(job is not None for job in (self._active, self._again, self._pending)):
+            while self._seen or any(job is not None for job in (self._active, self._again, self._pending)):
                 self._kicked = True
                 self._lock.notify_all()
                 left = None if deadline is None else deadline - time.monotonic()
@@ -315,7 +394,9 @@ class Publisher:
             with self._lock:
                 self._closing = True
                 self._lock.notify_all()
-            self._thread.join()
+            for thread in self._threads:
+                thread.join()
+            self._detector.close()
             self._workers.close()
 
     def __enter__(self) -> Publisher:
@@ -325,33 +406,20 @@ class Publisher:
         self.close()
 
 
-def _fail(jobs: list[_Job | None], error: BaseException) -> None:
+def _is_module(weights: object) -> TypeGuard[torch.nn.Module]:
+    """Without importing torch, which may not be here."""
+    return hasattr(weights, "named_parameters")
+
+
+def _channel_in(store: Store) -> Chain | None:
+    try:
+        return Chain.open(store)
+    except ChannelError:
+        return None
+
+
+def _fail(jobs: Sequence[_Job | _Seen | None], error: BaseException) -> None:
     for job in jobs:
         for receipt in job.receipts if job is not None else ():
             if not receipt.done():
                 receipt._future.set_exception(error)
-
-
-def new_writer() -> str:
-    """A name that no other writer has."""
-    host = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname())[:60].strip("-.") or "host"
-    return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def open_for_writing(channel: str | Path | Store, table: TensorTable, writer: str) -> Chain:
-    """The channel, once it is sure that its store can fence writers off as it should, and that the table is its own."""
-    chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)
-    try:
-        refuse_other_table(chain.channel.table, table)
-    except UsageError as error:
-        hint = "A channel has one table for ever: publish to another place, or start over with `weightcast reset`."
-        raise UsageError(error.problem, tensor=error.tensor, hint=hint) from None
-    if chain.channel.fence == "create" and not honours_create(chain.store):
-        hint = "Two writers could overwrite each other here. Use the store that the channel was made on."
-        raise ChannelError("this store does not honour create-if-absent", file=chain.store.url, hint=hint)
-    return chain
-
-
-def announce(chain: Chain, writer: str) -> None:
-    """Say who writes."""
-    take_lease(chain, Lease(writer, socket.gethostname() or "host", os.getpid(), time.time()))

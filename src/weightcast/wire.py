@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 from weightcast.bits import Bits, TensorSpec, Weights, refuse_other_bits
 from weightcast.codec import CODECS, Coded
+from weightcast.codec.ranks import Ranks
 from weightcast.container import BytesSource, Container, Entry, Source, header_bytes, open_container, parse_json
 from weightcast.errors import FormatError, UsageError, VersionError, about
 from weightcast.kernels import cpu
@@ -129,14 +130,21 @@ def _element_dtype(spec: TensorSpec) -> str:
     return spec.dtype if spec.kind.per_value >= 8 else "U8"
 
 
-def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, workers: Workers = ONE) -> bytes:
-    """A patch as the bytes of one object. ``old`` holds the base; `banded` needs it."""
+def encode(
+    patch: Patch,
+    codec: str = "banded",
+    old: Weights | Mapping[str, Ranks] | None = None,
+    workers: Workers = ONE,
+) -> bytes:
+    """A patch as the bytes of one object. ``old`` holds the base, or ranks made from it: `banded` needs one of them."""
     out = io.BytesIO()
     with PatchWriter(codec) as writer:
 
         def one(tensor: TensorPatch) -> Coded:
-            before = base_bits(tensor, old) if old else None
-            return writer.codec.encode(tensor, before, workers)
+            if old is None:
+                return writer.codec.encode(tensor, None, workers)
+            known = old.get(tensor.spec.name) if isinstance(old, Mapping) else base_bits(tensor, old)
+            return writer.codec.encode(tensor, known, workers)
 
         for coded in workers.stream(one, patch.tensors, lambda tensor: tensor.spec.elements):
             writer.add(coded)
@@ -197,9 +205,13 @@ class PatchReader:
             refuse_other_bits(row.spec, old)
         with about(file=self._container.source.name, tensor=row.spec.name):
             patch = CODECS[self.header.codec].decode(self.coded(row), old, workers)
-            if patch.changed != row.changed:
+            if patch.changed != row.changed and not self._counts_all(row):
                 raise FormatError(f"the streams change {patch.changed} elements, the table says {row.changed}")
         return patch
+
+    def _counts_all(self, row: Row) -> bool:
+        """Whether all of a tensor is there and counts as changed: its writer did not know what was."""
+        return row.changed == row.spec.elements and self._streams[row.spec.name].keys() == {"values"}
 
     def _entry(self, name: str) -> Entry:
         try:

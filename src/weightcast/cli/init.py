@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weightcast import folders
+from weightcast import begin
 from weightcast.cli.console import AsJson, Threads, Url, facts, working
 from weightcast.errors import UsageError
 from weightcast.manifest import Reference
@@ -33,7 +33,7 @@ def init(
         began = time.monotonic()
         elsewhere = reference_named(reference) if reference is not None else None
         store = open_store(url)
-        manifest = folders.init(store, checkpoint, reference=elsewhere, step=step, workers=workers, report=report)
+        manifest = begin.init(store, checkpoint, reference=elsewhere, step=step, workers=workers, report=report)
         values = {
             "channel": store.url,
             "id": manifest.channel,

@@ -1,0 +1,123 @@
+"""Take up writing to a channel: begin one with its first weights, or open it as its one writer."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from weightcast.bits import TensorTable, Weights, refuse_no_weights
+from weightcast.chain import Chain
+from weightcast.checkpoint import Checkpoint, save
+from weightcast.detect import refuse_other_table
+from weightcast.errors import ChannelError, UsageError
+from weightcast.files import Report, scratch, silent
+from weightcast.keys import Position, is_plain_file
+from weightcast.manifest import Lease, Manifest, Reference
+from weightcast.notes import take_lease, write_index
+from weightcast.stage import standing_of
+from weightcast.store import open_store
+from weightcast.store.base import Store
+from weightcast.store.probe import honours_create
+from weightcast.workers import ONE, Workers
+
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".safetensors")
+"""The same weights once more, or an optimizer's: not what a replica needs."""
+
+
+@runtime_checkable
+class Accompanied(Protocol):
+    """Weights that need more than themselves to be loaded: a model's configuration."""
+
+    def save_beside(self, folder: Path) -> None: ...
+
+
+def init(
+    channel: str | Path | Store,
+    weights: Weights | Path | str,
+    *,
+    reference: Reference | None = None,
+    step: int | None = None,
+    writer: str | None = None,
+    workers: Workers = ONE,
+    report: Report = silent,
+) -> Manifest:
+    """Begin a channel with ``weights`` as version 0: arrays, or a checkpoint folder with its configuration files.
+
+    With a ``reference`` nothing but digests is uploaded: replicas get that public checkpoint themselves. An
+    interrupted `init` is completed by another with the same weights.
+    """
+    store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+    if isinstance(weights, (str, Path)):
+        with Checkpoint(weights) as checkpoint:
+            return _init(store, checkpoint, files_of(checkpoint), reference, step, writer, workers, report)
+    refuse_no_weights(weights)
+    if reference is not None:
+        return _init(store, weights, {}, reference, step, writer, workers, report)
+    with scratch() as folder:
+        save(weights, folder)
+        if isinstance(weights, Accompanied):
+            weights.save_beside(folder)
+        with Checkpoint(folder, aliases=dict(weights.table.aliases)) as checkpoint:
+            return _init(store, checkpoint, files_of(checkpoint), None, step, writer, workers, report)
+
+
+def _init(
+    store: Store,
+    weights: Weights,
+    files: dict[str, Path],
+    reference: Reference | None,
+    step: int | None,
+    writer: str | None,
+    workers: Workers,
+    report: Report,
+) -> Manifest:
+    chain = Chain.create(store, weights.table)
+    position = Position(0, standing_of(weights, workers, report).position)
+    ref = chain.refer_anchor(position, reference) if reference else chain.put_anchor(position, files, report)
+    manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer or new_writer())
+    chain.commit(manifest)
+    write_index(chain)
+    return manifest
+
+
+def files_of(checkpoint: Checkpoint) -> dict[str, Path]:
+    """What goes into an anchor: the weights, and the small files beside them that loading needs."""
+    files = {path.name: path for path in checkpoint.files}
+    if checkpoint.path.is_dir():
+        for path in sorted(checkpoint.path.iterdir()):
+            wanted = is_plain_file(path.name) and not path.name.endswith(_OTHER_WEIGHTS)
+            if wanted and path.is_file() and not path.is_symlink():
+                files[path.name] = path
+    else:
+        files = {"model.safetensors": checkpoint.path}
+    return files
+
+
+def new_writer() -> str:
+    """A name that no other writer has."""
+    host = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname())[:60].strip("-.") or "host"
+    return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def open_for_writing(channel: str | Path | Store, table: TensorTable, writer: str) -> Chain:
+    """The channel, once it is sure that its store can fence writers off as it should, and that the table is its own."""
+    chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)
+    try:
+        refuse_other_table(chain.channel.table, table)
+    except UsageError as error:
+        hint = "A channel has one table for ever: publish to another place, or start over with `weightcast reset`."
+        raise UsageError(error.problem, tensor=error.tensor, hint=hint) from None
+    if chain.channel.fence == "create" and not honours_create(chain.store):
+        hint = "Two writers could overwrite each other here. Use the store that the channel was made on."
+        raise ChannelError("this store does not honour create-if-absent", file=chain.store.url, hint=hint)
+    return chain
+
+
+def announce(chain: Chain, writer: str) -> None:
+    """Say who writes."""
+    take_lease(chain, Lease(writer, socket.gethostname() or "host", os.getpid(), time.time()))

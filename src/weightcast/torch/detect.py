@@ -1,0 +1,292 @@
+"""Detectors for models: three ways to know what was there before, one way to say what changed.
+
+`transient` (the default with an optimizer) copies the wire bits just before each optimizer step and drops them just
+behind it, while activations are gone; what flipped goes into a journal: places, and the bits of the last look. `device`
+keeps a copy beside the model, `host` one in pinned memory on this side. All three find the same changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from weightcast.bits import Bits, TensorTable
+from weightcast.detect import Change, Detector, Look
+from weightcast.digest import MODULUS
+from weightcast.errors import UsageError
+from weightcast.torch.batch import Batch, Copied, Delivered, Kernels, Slot, batches_of, replacement
+from weightcast.torch.model import LiveModel
+from weightcast.torch.transit import Pinned
+from weightcast.workers import Workers
+
+_log = logging.getLogger("weightcast")
+
+_HOST_BATCH = 1 << 26
+"""Elements of a shadow that are brought back to the device at a time."""
+
+
+def watch(
+    model: torch.nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    detect: str | None,
+    dtype: str | torch.dtype | None,
+    check_every: int,
+    table: TensorTable | None,
+    ranked: bool,
+    workers: Workers,
+) -> Detector:
+    """The detector that was asked for; ``table`` is the channel's, if there is one."""
+    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    optimizers = [_innermost(one) for one in given]
+    detect = detect or ("transient" if optimizers else "device")
+    if detect not in ("transient", "device", "host"):
+        raise UsageError(f"there is no detector {detect!r}", hint='Take "transient", "device" or "host".')
+    live = LiveModel(model, dtype, table, workers)
+    if detect != "transient":
+        return Standing(live, detect == "host", ranked)
+    if not optimizers:
+        raise UsageError('"transient" needs the optimizer', hint="Pass optimizer=…, or detect='device'.")
+    return Transient(live, optimizers, check_every, ranked)
+
+
+def _innermost(optimizer: object) -> Optimizer:
+    """accelerate's wrapper has no hooks of its own: its steps are those of the optimizer inside."""
+    inner = getattr(optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer):
+        return _innermost(inner)
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"a {type(optimizer).__name__} is no torch optimizer")
+    return optimizer
+
+
+@dataclass
+class ModelLook:
+    """Implements `Look`: what was delivered of each batch, and the tensors that are replaced as a whole."""
+
+    table: TensorTable
+    found: list[tuple[Delivered, Mapping[int, tuple[Bits, int]]]] = field(default_factory=list)
+
+    def changes(self) -> Iterator[Change]:
+        found, self.found = self.found, []
+        changes = [change for delivered, replaced in found for change in delivered.changes(replaced)]
+        yield from sorted(changes, key=lambda change: self.table.ordinal(change.spec.name))
+
+
+# -- a standing copy ---------------------------------------------------------------------------------------------------
+
+
+class Standing:
+    """`device` and `host`: a copy of the wire bits as of the last look."""
+
+    def __init__(self, live: LiveModel, on_host: bool, ranked: bool):
+        self.weights = live
+        self._ranked = ranked
+        slots = list(live.slots.values())
+        away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
+        self._batches = batches_of(slots, _HOST_BATCH if away else None)
+        taken = (live.kernels(batch.device).take(batch) for batch in self._batches)
+        self._shadows: list[Copied | Pinned] = [
+            Pinned(copied) if away and copied.batch.device.type == "cuda" else copied for copied in taken
+        ]
+
+    @torch.no_grad()
+    def look(self) -> Look:
+        self.weights.remake()
+        found = ModelLook(self.weights.table)
+        for batch, shadow in zip(self._batches, self._shadows, strict=True):
+            kernels = self.weights.kernels(batch.device)
+            old = shadow.brought() if isinstance(shadow, Pinned) else shadow
+            found.found.append((kernels.deliver(batch, kernels.differ(batch, old), self._ranked, old), {}))
+            if isinstance(shadow, Pinned):
+                shadow.keep(old)
+        return found
+
+    def close(self) -> None:
+        self._shadows = []
+
+
+# -- a copy for the time of a step -------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Journal:
+    """What a batch was at the last look: ``flips`` say where it differs from now, or ``shadow`` has all of it."""
+
+    batch: Batch
+    kernels: Kernels[Any]
+    expected: torch.Tensor
+    """Digests as of the last look."""
+    before: Copied | None = None
+    """During a step: the bits before it."""
+    flips: Any = None
+    shadow: Copied | None = None
+
+    def open(self) -> None:
+        """A step begins."""
+        if self.before is not None:  # the last one broke off
+            self.note()
+        if self.shadow is None:
+            self.before = self.kernels.take(self.batch)
+
+    def note(self) -> None:
+        """A step has ended: find out what it flipped, and flipped back."""
+        if self.before is None:
+            return
+        old, self.before = self.before, None
+        if self.flips is not None:
+            self.kernels.put(old, self.flips)
+        self.flips = self.kernels.differ(self.batch, old)
+        if 3 * self.kernels.count(self.flips) > sum(self.batch.sizes):  # a place and a value take three words
+            self.flips, self.shadow = None, old
+
+    def deliver(self, ranked: bool) -> Delivered | None:
+        self.note()
+        flips, shadow = self.flips, self.shadow
+        self.flips = self.shadow = None
+        if shadow is not None:
+            flips = self.kernels.differ(self.batch, shadow)
+        if flips is None:
+            return None
+        delivered = self.kernels.deliver(self.batch, flips, ranked, shadow)
+        self.expected += delivered.gains
+        return delivered
+
+
+class Transient:
+    """`transient`: nothing stands but the journal. What bypasses the optimizer is found by digest, and sent whole."""
+
+    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int, ranked: bool):
+        self.weights = live
+        self._ranked, self._check_every = ranked, check_every
+        self._looks = 0
+        owners = _owners(live, optimizers)
+        kept: list[Slot] = []
+        self._journals: dict[Optimizer | None, list[_Journal]] = {None: []}
+        by_owner: dict[Optimizer | None, list[Slot]] = {}
+        for name, slot in live.slots.items():
+            if name not in live.made and isinstance(slot.source, torch.nn.Parameter):
+                by_owner.setdefault(owners.get(id(slot.source)), []).append(slot)
+            else:
+                kept.append(slot)
+        for owner, slots in by_owner.items():
+            self._journals[owner] = [self._journal(batch) for batch in batches_of(slots)]
+        # Buffers, and what is computed from parameters: small, and nobody tells when they change.
+        self._kept = [(batch, live.kernels(batch.device).take(batch)) for batch in batches_of(kept)] if kept else []
+        self._marks = self._marks_now()
+        self._suspicious = False
+        self._hooks = [
+            hook
+            for one in optimizers
+            for hook in (one.register_step_pre_hook(self._before), one.register_step_post_hook(self._behind))
+        ]
+
+    def _journal(self, batch: Batch) -> _Journal:
+        kernels = self.weights.kernels(batch.device)
+        return _Journal(batch, kernels, kernels.digests(batch))
+
+    # -- hooks -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _before(self, optimizer: Optimizer, *_: object) -> None:
+        self._suspect_edits()
+        for journal in self._journals.get(optimizer, ()):
+            journal.open()
+
+    @torch.no_grad()
+    def _behind(self, optimizer: Optimizer, *_: object) -> None:
+        for journal in self._journals.get(optimizer, ()):
+            journal.note()
+        self._marks = self._marks_now()
+
+    def _marks_now(self) -> list[tuple[int, int]]:
+        """What changes when somebody writes to a parameter, but for writers that go behind torch's back."""
+        journals = [journal for journals in self._journals.values() for journal in journals]
+        return [(_version(slot.source), slot.source.data_ptr()) for one in journals for slot in one.batch.slots]
+
+    def _suspect_edits(self) -> None:
+        self._suspicious = self._suspicious or self._marks_now() != self._marks
+
+    # -- look --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def look(self) -> Look:
+        self._looks += 1
+        self._suspect_edits()
+        due = self._suspicious or (self._check_every > 0 and self._looks % self._check_every == 0)
+        found = ModelLook(self.weights.table)
+        for journal in (journal for journals in self._journals.values() for journal in journals):
+            delivered = journal.deliver(self._ranked)
+            replaced = self._replaced(journal) if due else {}
+            if replaced and delivered is None:
+                delivered = _Nothing(journal.batch)
+            if delivered is not None:
+                found.found.append((delivered, replaced))
+        self.weights.remake()
+        for batch, shadow in self._kept:
+            kernels = self.weights.kernels(batch.device)
+            found.found.append((kernels.deliver(batch, kernels.differ(batch, shadow), self._ranked, shadow), {}))
+        self._suspicious, self._marks = False, self._marks_now()
+        return found
+
+    def _replaced(self, journal: _Journal) -> dict[int, tuple[Bits, int]]:
+        """The tensors of a batch that are not what the last look and the changes since make of them."""
+        digests = journal.kernels.digests(journal.batch)
+        wrong: list[int] = (digests != journal.expected).nonzero().reshape(-1).tolist()
+        if not wrong:
+            return {}
+        journal.expected = digests
+        names = [journal.batch.specs[i].name for i in wrong]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        _log.warning("%s%s changed outside the optimizer: published whole", names[0], more)
+        return {
+            i: (self.weights.read(name).copy(), int(digests[i]) % MODULUS) for i, name in zip(wrong, names, strict=True)
+        }
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._journals = {}
+        self._kept = []
+
+
+@dataclass
+class _Nothing:
+    """Of a batch in which no step changed anything: only what is replaced."""
+
+    batch: Batch
+
+    @property
+    def gains(self) -> torch.Tensor:
+        return torch.zeros(len(self.batch.sizes), dtype=torch.int64)
+
+    def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
+        for i, (bits, digest) in replaced.items():
+            yield replacement(self.batch.specs[i], bits, digest)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optimizer]:
+    """Whose step changes a parameter, by its identity."""
+    owners = {
+        id(parameter): optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    sources = {name: slot.source for name, slot in live.slots.items() if name not in live.made}
+    if not any(id(source) in owners for source in sources.values()):
+        hint = "Make it with model.parameters() of this very model, and after moving that to its device."
+        raise UsageError("the optimizer owns none of the model's parameters", hint=hint)
+    for name, source in sources.items():
+        if source.requires_grad and id(source) not in owners:
+            hint = "Pass all optimizers as optimizer=[…], freeze it with requires_grad_(False), or use detect='device'."
+            raise UsageError("no optimizer that was given owns this parameter", tensor=name, hint=hint)
+    return owners

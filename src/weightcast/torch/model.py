@@ -1,0 +1,167 @@
+"""A live torch model as weights: read and digested where it is, and as a target that takes patches."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weightcast.bits import DTYPES as WIRE_DTYPES
+from weightcast.bits import Bits, TensorSpec, TensorTable
+from weightcast.digest import MODULUS
+from weightcast.errors import UsageError
+from weightcast.kernels import cpu
+from weightcast.torch.batch import Batch, Kernels, Slot, batches_of
+from weightcast.torch.host import HostKernels
+from weightcast.torch.names import DTYPES, Made, layout_of
+from weightcast.torch.plain import PlainKernels
+from weightcast.workers import ONE, Workers
+
+_NARROW = ("BF16", "F16")
+
+
+class LiveModel:
+    """The weights of a model in the coordinates of its checkpoint, as they are at any moment.
+
+    float32 tensors are rounded to another ``dtype`` if one is given, or if ``table``, a channel's, has one.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        dtype: str | torch.dtype | None = None,
+        table: TensorTable | None = None,
+        workers: Workers = ONE,
+    ):
+        self.layout = layout_of(model)
+        self._kernels: dict[torch.device, Kernels[Any]] = {}
+        self._workers = workers
+        wire = _wire_name(dtype)
+        self.slots: dict[str, Slot] = {}
+        self.made: dict[str, Made] = {made.name: made for made in self.layout.made}
+        for piece in self.layout.pieces:
+            self._add(piece.name, piece.shape, piece.source, piece.offset, wire, table)
+        for made in self.layout.made:
+            self._add(made.name, made.shape, made.tensor(), 0, wire, table)
+        specs = [slot.spec for slot in self.slots.values()]
+        self.table = TensorTable.of(specs, self.layout.aliases)
+
+    def _add(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        source: torch.Tensor,
+        offset: int,
+        wire: str | None,
+        table: TensorTable | None,
+    ) -> None:
+        own = DTYPES[source.dtype]
+        wanted = wire if wire is not None else table[name].dtype if table is not None and name in table else own
+        narrow = own == "F32" and wanted in _NARROW
+        self.slots[name] = Slot(TensorSpec(name, wanted if narrow else own, tuple(shape)), source, offset, narrow)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.layout.model
+
+    def remake(self) -> None:
+        """Compute anew what is no part of the model's memory."""
+        for name, made in self.made.items():
+            self.slots[name].source = made.tensor()
+
+    def kernels(self, device: torch.device) -> Kernels[Any]:
+        if device not in self._kernels:
+            self._kernels[device] = kernels_for(device, self._workers)
+        return self._kernels[device]
+
+    def read(self, name: str) -> Bits:
+        """A tensor's wire bits: the model's own memory where it is on this side and nothing is rounded."""
+        slot = self.slots[name]
+        if name in self.made:
+            slot.source = self.made[name].tensor()
+        if not slot.narrow:
+            return unsigned(slot.words())
+        return unsigned(self.kernels(slot.source.device).take(Batch([slot])).words()[0])
+
+    def save_beside(self, folder: Path) -> None:
+        """Write what loading needs beside the weights: a transformers model's configuration."""
+        for name in ("config", "generation_config"):
+            written = getattr(getattr(self.model, name, None), "save_pretrained", None)
+            if written is not None:
+                written(folder)
+
+    def digests(self) -> list[int]:
+        """The digests of all tensors, computed where they are."""
+        self.remake()
+        found: dict[str, int] = {}
+        for batch in batches_of(list(self.slots.values())):
+            sums = self.kernels(batch.device).digests(batch).tolist()
+            found |= {spec.name: total % MODULUS for spec, total in zip(batch.specs, sums, strict=True)}
+        return [found[spec.name] for spec in self.table]
+
+
+class TorchTarget(LiveModel):
+    """Any torch module as a target: patches are written into its parameters and buffers, in place.
+
+    >>> target = TorchTarget(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
+    >>> [spec.name for spec in target.table]
+    ['bias', 'weight']
+    """
+
+    def __init__(self, model: torch.nn.Module, workers: Workers = ONE):
+        super().__init__(model, workers=workers)
+        for name in self.made:
+            problem, hint = "the tensor is no part of the model's memory", "Follow into a mirror folder, and load that."
+            raise UsageError(problem, tensor=name, hint=hint)
+
+    @torch.no_grad()
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        words = self.slots[name].words()
+        if words.device.type == "cpu":
+            cpu.scatter(unsigned(words), indices, new)
+        else:
+            words[torch.from_numpy(indices).to(words.device)] = _words(new).to(words.device)
+
+    @torch.no_grad()
+    def write(self, name: str, bits: Bits) -> None:
+        self.slots[name].words().copy_(_words(bits))
+
+
+def unsigned(words: torch.Tensor) -> Bits:
+    """Words as the unsigned integers they are, on this side."""
+    bits: Bits = words.cpu().numpy()
+    return bits.view(f"<u{bits.itemsize}")
+
+
+def _words(bits: Bits) -> torch.Tensor:
+    signed = bits.view("u1" if bits.itemsize == 1 else f"<i{bits.itemsize}")
+    return torch.from_numpy(signed if signed.flags.writeable else signed.copy())
+
+
+def _wire_name(dtype: str | torch.dtype | None) -> str | None:
+    name = DTYPES.get(dtype, str(dtype)) if isinstance(dtype, torch.dtype) else dtype
+    if name is not None and name not in _NARROW:
+        known = "it is no dtype of the format" if name not in WIRE_DTYPES else "only BF16 and F16 are"
+        raise UsageError(f"float32 cannot be published as {name}: {known}", hint='Pass dtype="BF16", "F16" or nothing.')
+    return name
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def kernels_for(device: torch.device, workers: Workers = ONE) -> Kernels[Any]:
+    """The kernels for tensors of a device."""
+    if device.type == "cpu":
+        return HostKernels(workers)
+    if device.type == "cuda" and _has_triton():
+        from weightcast.torch.gpu import GpuKernels
+
+        return GpuKernels()
+    return PlainKernels()

@@ -1,0 +1,415 @@
+"""Where the tensors of a checkpoint are in a live model: the names, shapes and dtypes that `save_pretrained` writes.
+
+transformers fuses, splits and renames weights between checkpoint and model. Its own code for saving runs here on
+*stand-ins*: meta tensors, each with a storage of its own. What comes out in a stand-in's storage is a view of that
+parameter, and the same view can be taken of the live one. No memory of the model's size is taken, no value is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from weightcast.errors import UsageError
+
+DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
+    {
+        torch.bool: "BOOL",
+        torch.uint8: "U8",
+        torch.int8: "I8",
+        torch.float8_e5m2: "F8_E5M2",
+        torch.float8_e4m3fn: "F8_E4M3",
+        torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+        torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+        torch.int16: "I16",
+        torch.uint16: "U16",
+        torch.float16: "F16",
+        torch.bfloat16: "BF16",
+        torch.int32: "I32",
+        torch.uint32: "U32",
+        torch.float32: "F32",
+        torch.int64: "I64",
+        torch.uint64: "U64",
+        torch.float64: "F64",
+        torch.complex64: "C64",
+    }
+    | ({torch.float8_e8m0fnu: "F8_E8M0"} if hasattr(torch, "float8_e8m0fnu") else {})
+)
+"""The safetensors names of torch's dtypes; packed dtypes are missing, as their shapes count otherwise there."""
+
+_log = logging.getLogger("weightcast")
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A tensor of the checkpoint that is a contiguous part of a parameter's or buffer's own memory."""
+
+    name: str
+    source: torch.Tensor
+    """The live parameter or buffer itself: the object that an optimizer has."""
+    offset: int
+    """Elements into the source."""
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    def view(self) -> torch.Tensor:
+        """The tensor in the source's memory, wherever that is now; detached, contiguous, nothing is copied."""
+        return self.source.detach().view(-1).narrow(0, self.offset, prod(self.shape)).view(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A tensor of the checkpoint that is no such part: transformers computes it from its sources."""
+
+    name: str
+    sources: tuple[torch.Tensor, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    _conversion: _Conversion = field(repr=False)
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor from the sources' values now; detached, contiguous."""
+        return self._conversion.tensors()[self.name].contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Every tensor of a model's checkpoint, in one of the two ways, sorted by the bytes of the names."""
+
+    pieces: tuple[Piece, ...]
+    made: tuple[Made, ...]
+    aliases: Mapping[str, str]
+    """Alias to name: the other names of tied tensors of a plain module. A checkpoint of transformers has none."""
+    model: nn.Module
+    """The model without its wrappers."""
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """Find all tensors of the checkpoint of ``model``; `UsageError` if it has some that cannot be found or saved."""
+    model = unwrapped(model)
+    _refuse_adapters_and_shards(model)
+    bare = _bare(model)
+    live = _live_tensors(bare)
+    ties = _ties(live)
+    if _is_pretrained(model):
+        pieces, made = _converted(bare, _saved(bare, live, ties))
+        aliases = {}
+    else:
+        aliases = {alias: name for name, *others in ties for alias in others}
+        pieces = [Piece(name, live[name], 0, tuple(live[name].shape)) for name in live.keys() - aliases.keys()]
+        made = []
+    _announce(tensor.name for tensor in made)
+    return Layout(tuple(sorted(pieces, key=_by_name)), tuple(sorted(made, key=_by_name)), aliases, model)
+
+
+def _by_name(tensor: Piece | Made) -> bytes:
+    return tensor.name.encode()
+
+
+def _announce(names: Iterable[str]) -> None:
+    alike = defaultdict(list)
+    for name in sorted(names):
+        alike[re.sub(r"\d+", "*", name)].append(name)
+    for first, *others in alike.values():
+        which = f"{first} and {len(others)} more of its kind" if others else first
+        _log.info("no part of a parameter, made anew for each version: %s", which)
+
+
+# Wrappers
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile, DataParallel and DistributedDataParallel, in any nesting."""
+    while (inside := _inside(model)) is not None:
+        model = inside
+    return model
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        wrapped: nn.Module = module.module
+        return wrapped
+    return module._modules.get("_orig_mod")
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model as if nothing inside it were wrapped: the same tensors by the names they have without wrappers.
+
+    transformers looks modules up by name, so it is given such a model and not just other names.
+    """
+    if all(_inside(module) is None for module in model.modules()):
+        return model
+    twins: dict[int, nn.Module] = {}
+
+    def bare(module: nn.Module) -> nn.Module:
+        module = unwrapped(module)
+        if id(module) not in twins:
+            children: dict[str, nn.Module | None] = {}
+            twins[id(module)] = _twin(module, _modules=children)
+            children.update((name, child if child is None else bare(child)) for name, child in module._modules.items())
+        return twins[id(module)]
+
+    return bare(model)
+
+
+def _twin(module: nn.Module, **changes: Any) -> nn.Module:
+    """Another module with the same attributes, tensors among them, but for ``changes``."""
+    twin: nn.Module = object.__new__(type(module))
+    vars(twin).update(vars(module), **changes)
+    return twin
+
+
+def _package(module: nn.Module) -> set[str]:
+    return {cls.__module__.partition(".")[0] for cls in type(module).__mro__}
+
+
+def _refuse_adapters_and_shards(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if "peft" in _package(module) or vars(module).get("_hf_peft_config_loaded"):
+            raise UsageError(
+                f"a model with adapters ({type(module).__name__}) has no checkpoint of its own",
+                hint="Pass the base model, with the adapters merged into it: peft_model.merge_and_unload().",
+            )
+        if vars(module).get("hf_quantizer") is not None:
+            raise UsageError("a quantised model cannot be published", hint="Dequantise it: model.dequantize().")
+        if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
+            raise UsageError("sharded parameters are not supported yet", tensor=name or None)
+
+
+# What a model holds
+
+
+def _live_tensors(model: nn.Module) -> Tensors:
+    """The parameters and persistent buffers by the names of `state_dict`, each one fit to be published."""
+    own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
+    live = model.state_dict(keep_vars=True)
+    if not live:
+        raise UsageError("the model has no tensors")
+    for name, tensor in live.items():
+        if id(tensor) not in own:
+            hint = "weightcast follows parameters and buffers; take other state out of state_dict()."
+            raise UsageError("state_dict() makes this, it is no parameter or buffer", tensor=name, hint=hint)
+        _refuse_unfit(name, tensor)
+    return live
+
+
+def _refuse_unfit(name: str, tensor: torch.Tensor) -> None:
+    def unfit(problem: str, hint: str | None = None) -> UsageError:
+        return UsageError(problem, tensor=name, hint=hint)
+
+    kind = type(tensor)
+    if nn.parameter.is_lazy(tensor) or tensor.is_meta:
+        raise unfit("the tensor has no memory yet", "Materialise the model first: load its weights, or run it once.")
+    if kind.__name__ == "DTensor" or hasattr(tensor, "ds_shape"):
+        raise unfit("sharded parameters are not supported yet", "Publish from whole parameters, as DDP has them.")
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
+        what = kind.__name__ if tensor.layout == torch.strided else f"{tensor.layout} tensor"
+        raise unfit(f"a {what} has no plain memory", "Publish from plain dense tensors.")
+    if tensor.dtype not in DTYPES:
+        raise _unholdable(name, tensor)
+    if not tensor.is_contiguous():
+        raise unfit(
+            "the tensor is not contiguous",
+            "Make it so before the optimizer is made: parameter.data = parameter.data.contiguous().",
+        )
+
+
+def _unholdable(name: str, tensor: torch.Tensor) -> UsageError:
+    hint = f"They hold {', '.join(DTYPES.values())}."
+    return UsageError(f"safetensors files cannot hold {tensor.dtype}", tensor=name, hint=hint)
+
+
+def _ties(live: Tensors) -> list[list[str]]:
+    """The names, sorted, of each tensor that has more than one; `UsageError` for any other sharing of memory."""
+    areas = sorted(
+        (
+            (str(tensor.device), tensor.data_ptr(), name.encode(), name)
+            for name, tensor in live.items()
+            if tensor.numel()
+        )
+    )
+    groups: list[list[str]] = []
+    last_device, last_stop = "", 0
+    for device, start, _, name in areas:
+        tensor = live[name]
+        if device != last_device or start >= last_stop:
+            groups.append([name])
+            last_device, last_stop = device, start + tensor.nbytes
+        elif _identical(live[groups[-1][0]], tensor):
+            groups[-1].append(name)
+        else:
+            raise UsageError(
+                f"the tensor shares memory with {groups[-1][0]} but is not the same",
+                tensor=name,
+                hint="Tie whole parameters, or give this one its own memory: parameter.data = parameter.data.clone().",
+            )
+    return [names for names in groups if len(names) > 1]
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr() and _alike(a, b)
+
+
+# What transformers saves
+
+
+def _is_pretrained(model: nn.Module) -> bool:
+    """Without an import: who has such a model has transformers loaded."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and isinstance(model, modeling.PreTrainedModel)
+
+
+def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
+    """Those tensors that `save_pretrained` keeps: none that the class ignores, each tied one once."""
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    ignored = model._keys_to_ignore_on_save or ()
+    dropped = set(ignored)
+    for names in ties:
+        # Not all tensors at once: others that lie in the same storage would be cloned.
+        tied = {name: live[name].detach() for name in names if name not in ignored}
+        try:
+            dropped |= tied.keys() - remove_tied_weights_from_state_dict(dict(tied), model).keys()
+        except RuntimeError as error:
+            raise UsageError(
+                f"transformers does not know these tied tensors: {', '.join(names)}",
+                tensor=names[0],
+                hint="Name them in the class's _tied_weights_keys, or untie them; save_pretrained() fails as well.",
+            ) from error
+    return {name: tensor for name, tensor in live.items() if name not in dropped}
+
+
+class _Uncopied(TorchFunctionMode):
+    """Leaves out copies into contiguous memory.
+
+    A part of a fused tensor is made contiguous before it is cut further; what remains may well lie in one piece in
+    the source.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.contiguous and len(args) == 1 and not kwargs:
+            return args[0]
+        if func is torch.Tensor.view and not any(isinstance(arg, torch.dtype) for arg in args):
+            func = torch.Tensor.reshape
+        return func(*args, **(kwargs or {}))
+
+
+class _Traced(TorchFunctionMode):
+    """Notes from which stand-ins the storages of all results come."""
+
+    def __init__(self, stand_ins: Tensors):
+        super().__init__()
+        self._kept = list(stand_ins.values())  # an address says who a storage is only as long as none is freed
+        self._sources = {_storage(tensor): {name} for name, tensor in stand_ins.items()}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sources = set().union(*(self.sources(tensor) for tensor in _tensors_in((args, kwargs))))
+        for tensor in _tensors_in(args[:1] if result is None else result):  # None: it was written into the first
+            self._kept.append(tensor)
+            self._sources.setdefault(_storage(tensor), set()).update(sources)
+        return result
+
+    def sources(self, tensor: torch.Tensor) -> set[str]:
+        return self._sources.get(_storage(tensor), set())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _tensors_in(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Conversion:
+    """What transformers makes of some tensors of a model, and of stand-ins for others it wants to see beside them."""
+
+    model: nn.Module
+    sources: Tensors
+    stand_ins: Tensors
+
+    def tensors(self) -> Tensors:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        live = {name: tensor.detach() for name, tensor in self.sources.items()}
+        with torch.no_grad(), _Uncopied():
+            saved: Tensors = revert_weight_conversion(_with_own_conversions(self.model), {**self.stand_ins, **live})
+        return saved
+
+
+def _with_own_conversions(model: nn.Module) -> Any:
+    """Reverting a conversion edits the patterns of the one that a loaded model keeps."""
+    kept = vars(model).get("_weight_conversions")
+    return model if kept is None else _twin(model, _weight_conversions=deepcopy(kept))
+
+
+def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]]:
+    stand_ins = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in live.items()}
+    with _Traced(stand_ins) as traced:
+        try:
+            saved = _Conversion(model, stand_ins, {}).tensors()
+        except Exception as error:
+            problem = f"transformers does not get from this model to its checkpoint: {error}"
+            raise UsageError(problem, hint="Does model.save_pretrained() work?") from error
+    owners = {_storage(stand_in): name for name, stand_in in stand_ins.items()}
+    pieces: list[Piece] = []
+    others: dict[tuple[str, ...], dict[str, torch.Tensor]] = defaultdict(dict)
+    for name, tensor in saved.items():
+        owner = owners.get(_storage(tensor))
+        if owner is not None and tensor.is_contiguous() and tensor.dtype == live[owner].dtype:
+            pieces.append(Piece(name, live[owner], int(tensor.storage_offset()), tuple(tensor.shape)))
+        elif tensor.dtype not in DTYPES:
+            raise _unholdable(name, tensor)
+        else:
+            others[tuple(sorted(traced.sources(tensor)))][name] = tensor
+    made = []
+    for names, tensors in others.items():
+        conversion = _conversion_from(model, names, live, stand_ins, tensors)
+        sources = tuple(live[name] for name in names)
+        made += [Made(name, sources, tuple(t.shape), t.dtype, conversion) for name, t in tensors.items()]
+    return pieces, made
+
+
+def _conversion_from(
+    model: nn.Module, names: Sequence[str], live: Tensors, stand_ins: Tensors, wanted: Tensors
+) -> _Conversion:
+    """The conversion of the ``names`` alone, if that comes to the same; else with stand-ins for all the others.
+
+    Names can depend on other names, and some operations want to see tensors that they do not use.
+    """
+    sources = {name: live[name] for name in names}
+    try:
+        alone = _Conversion(model, {name: stand_ins[name] for name in names}, {}).tensors()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        alone = {}
+    same = all(name in alone and _alike(alone[name], tensor) for name, tensor in wanted.items())
+    return _Conversion(model, sources, {} if same else stand_ins)
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
