@@ -1,0 +1,514 @@
+"""Publishing from a torch training loop: exact at every version, whatever trains and however changes are found."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import weightcast as wc  # noqa: E402
+from weightcast.errors import UsageError  # noqa: E402
+from weightcast.store.memory import MemoryStore  # noqa: E402
+from weightcast.torch import TorchTarget  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DETECTORS = ("transient", "device", "host")
+names = count()
+
+
+class Small(nn.Module):
+    """Something of everything: tied weights, a buffer that training changes, one that it does not, a frozen weight."""
+
+    def __init__(self, width: int = 24, words: int = 40):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.up = nn.Linear(width, 3 * width)
+        self.norm = nn.BatchNorm1d(3 * width)
+        self.down = nn.Linear(3 * width, width)
+        self.fixed = nn.Linear(width, width, bias=False).requires_grad_(False)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        hidden = hidden + self.down(torch.relu(self.norm(self.up(self.fixed(hidden)))))
+        return self.head(hidden)
+
+
+def small(dtype: torch.dtype, seed: int = 0) -> Small:
+    torch.manual_seed(seed)
+    return Small().to(DEVICE, dtype)
+
+
+def backward(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 40, (16,), generator=generator).to(DEVICE)
+    target = torch.randint(0, 40, (16,), generator=generator).to(DEVICE)
+    nn.functional.cross_entropy(model(tokens).float(), target).backward()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    backward(model, seed)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def store() -> MemoryStore:
+    return MemoryStore(f"torch-{next(names)}")
+
+
+def bits_of(model: nn.Module) -> dict[str, np.ndarray]:
+    """A model as it should arrive: floats as the channel has them, the rest as it is."""
+    found = {}
+    for name, value in model.state_dict().items():
+        value = value.detach().cpu()
+        if value.dtype == torch.bfloat16:
+            found[name] = value.view(torch.int16).numpy().view(np.uint16)
+        elif value.dtype == torch.float32:
+            found[name] = wc.round_to("BF16", value.numpy())
+        else:
+            found[name] = value.numpy()
+    return found
+
+
+def same(model: nn.Module, other: nn.Module) -> None:
+    mine, others = bits_of(model), bits_of(other)
+    assert mine.keys() == others.keys()
+    for name, bits in mine.items():
+        assert np.array_equal(bits, others[name]), name
+
+
+class Following:
+    """A subscriber with a model of its own, which is asked for every version."""
+
+    def __init__(self, channel: MemoryStore, make: Callable[[], nn.Module] | None = None):
+        self.model = make() if make else small(torch.bfloat16, seed=9)
+        self.target = TorchTarget(self.model)
+        self._subscriber = wc.Subscriber(channel, self.target)
+
+    def catch_up(self) -> wc.Position:
+        staged = self._subscriber.poll()
+        if staged is not None:
+            self._subscriber.apply(staged)
+        assert self._subscriber.position is not None
+        return self._subscriber.position
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._subscriber.close()
+
+
+def adam(model: nn.Module, lr: float = 3e-5, **options: object) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr, **options)
+
+
+def run(dtype: torch.dtype, detect: str, every: int, steps: int, lr: float = 3e-5) -> list[str]:
+    """Train, publish and follow; the hashes of all that was published."""
+    model, channel, objects = small(dtype), store(), []
+    optimizer = adam(model, lr)
+    with (
+        wc.Publisher(channel, model, optimizer=optimizer, detect=detect, dtype="BF16", threads=1) as publisher,
+        Following(channel) as follower,
+    ):
+        for step in range(1, steps + 1):
+            train(model, optimizer, step)
+            if step % every == 0:
+                commit = publisher.publish(step=step).result(60)
+                assert follower.catch_up() == commit.position
+                assert wc.fingerprint(follower.target).position == commit.position.digest
+                same(model, follower.model)
+                assert commit.codec == "banded"
+                objects.append(commit.object.sha256)
+    assert publisher.position.version == steps // every
+    return objects
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["pure bf16", "fp32 masters"])
+def test_three_hundred_steps_arrive_bit_by_bit_and_all_detectors_send_the_same(dtype: torch.dtype, every: int) -> None:
+    steps = 300
+    sent = {detect: run(dtype, detect, every, steps) for detect in DETECTORS}
+    assert len(set(sent["transient"])) > 0.9 * steps // every
+    assert sent["transient"] == sent["device"] == sent["host"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["pure bf16", "fp32 masters"])
+def test_where_most_weights_change_the_journal_becomes_a_shadow(dtype: torch.dtype) -> None:
+    sent = {detect: run(dtype, detect, 2, 12, lr=1e-2) for detect in DETECTORS}
+    assert sent["transient"] == sent["device"] == sent["host"]
+
+
+# -- what trains -------------------------------------------------------------------------------------------------------
+
+
+def halves(model: nn.Module) -> list[torch.optim.Optimizer]:
+    parameters = list(model.parameters())
+    return [torch.optim.AdamW(parameters[:3], lr=3e-5), torch.optim.SGD(parameters[3:], lr=1e-3, momentum=0.9)]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer | list[torch.optim.Optimizer]]] = {
+    "for loop": lambda model: adam(model, foreach=False),
+    "foreach": lambda model: adam(model, foreach=True),
+    "fused": lambda model: adam(model, fused=True),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+    "lbfgs": lambda model: torch.optim.LBFGS([p for p in model.parameters() if p.requires_grad], lr=1e-3, max_iter=3),
+    "two": halves,
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("detect", DETECTORS)
+def test_whatever_optimizes(kind: str, detect: str) -> None:
+    model, channel = small(torch.float32), store()
+    made = OPTIMIZERS[kind](model)
+    optimizers = made if isinstance(made, list) else [made]
+    with (
+        wc.Publisher(channel, model, optimizer=made, detect=detect, dtype="BF16") as publisher,
+        Following(channel) as follower,
+    ):
+        for step in range(1, 7):
+            backward(model, step)
+            backward(model, step + 100)  # accumulated
+            for optimizer in optimizers:
+                if kind == "lbfgs":
+                    optimizer.step(lambda step=step: closure(model, step))
+                else:
+                    optimizer.step()
+                optimizer.zero_grad()
+            publisher.publish(step=step).result(60)
+            follower.catch_up()
+            same(model, follower.model)
+        assert publisher.position.version == 6
+
+
+def closure(model: nn.Module, step: int) -> torch.Tensor:
+    model.zero_grad()
+    tokens = torch.arange(16, device=DEVICE) + step
+    loss = nn.functional.cross_entropy(model(tokens), tokens)
+    loss.backward()
+    return loss
+
+
+def test_accelerates_wrapper_is_looked_into() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, channel = small(torch.float32), store()
+    accelerator = accelerate.Accelerator(cpu=DEVICE == "cpu")
+    prepared, optimizer = accelerator.prepare(model, adam(model))
+    with (
+        wc.Publisher(channel, prepared, optimizer=optimizer, dtype=torch.bfloat16) as publisher,
+        Following(channel) as follower,
+    ):
+        for step in range(3):
+            train(prepared, optimizer, step)
+            publisher.publish(step=step).result(60)
+            follower.catch_up()
+            same(model, follower.model)
+
+
+def test_a_compiled_model_has_the_names_of_its_own() -> None:
+    model, channel = small(torch.bfloat16), store()
+    compiled = torch.compile(model, backend="eager")
+    optimizer = adam(model)
+    with wc.Publisher(channel, compiled, optimizer=optimizer) as publisher, Following(channel) as follower:
+        train(compiled, optimizer, 1)
+        publisher.publish().result(60)
+        follower.catch_up()
+        same(model, follower.model)
+
+
+def test_publishing_without_a_step_between_sends_nothing() -> None:
+    model, channel = small(torch.bfloat16), store()
+    with wc.Publisher(channel, model, optimizer=adam(model)) as publisher:
+        commit = publisher.publish(step=1).result(60)
+    assert commit.changed == 0
+
+
+def test_what_flips_and_flips_back_is_not_sent() -> None:
+    model, channel = nn.Linear(8, 8, dtype=torch.bfloat16, device=DEVICE), store()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step(sign: float) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, sign * 0.25)
+        optimizer.step()
+
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(1.0)
+    with wc.Publisher(channel, model, optimizer=optimizer) as publisher:
+        step(1)
+        step(-1)
+        assert publisher.publish().result(60).changed == 0
+        step(1)
+        assert publisher.publish().result(60).changed == 72
+
+
+def test_nothing_stands_but_the_journal() -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model)
+    with wc.Publisher(channel, model, optimizer=optimizer) as publisher:
+        held: list[bool] = []
+        optimizer.register_step_post_hook(lambda *_: held.extend(j.before is not None for j in journals(publisher)))
+        train(model, optimizer, 1)
+        assert held
+        assert not any(held)
+        assert all(journal.shadow is None for journal in journals(publisher))
+        publisher.publish().result(60)
+        assert all(journal.flips is None for journal in journals(publisher))
+
+
+def journals(publisher: wc.Publisher) -> list:
+    return [journal for some in publisher._detector._journals.values() for journal in some]
+
+
+def test_hooks_go_with_the_publisher() -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model)
+    with wc.Publisher(channel, model, optimizer=optimizer):
+        assert len(optimizer._optimizer_step_pre_hooks) == 1
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    gc.collect()
+
+
+def test_a_step_that_raises_in_the_middle_loses_nothing() -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = type(optimizer).step
+
+    class BrokenError(Exception):
+        pass
+
+    def broken() -> torch.Tensor:
+        with torch.no_grad():
+            model.embed.weight[3] += 1.0
+        raise BrokenError
+
+    with wc.Publisher(channel, model, optimizer=optimizer) as publisher, Following(channel) as follower:
+        backward(model, 1)
+        with pytest.raises(BrokenError):
+            optimizer.step(broken)
+        train(model, optimizer, 2)
+        publisher.publish().result(60)
+        follower.catch_up()
+        same(model, follower.model)
+    assert type(optimizer).step is plain
+
+
+# -- edits that bypass the optimizer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("detect", DETECTORS)
+def test_load_state_dict_is_caught_at_once(detect: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model)
+    with (
+        wc.Publisher(channel, model, optimizer=optimizer, detect=detect) as publisher,
+        Following(channel) as follower,
+    ):
+        for step in range(4):
+            train(model, optimizer, step)
+            if step == 1:
+                model.load_state_dict(small(torch.bfloat16, seed=5).state_dict())
+            if step == 2:
+                train(model, optimizer, 77)
+            with caplog.at_level(logging.WARNING):
+                publisher.publish(step=step).result(60)
+            follower.catch_up()
+            same(model, follower.model)
+    assert ("changed outside the optimizer" in caplog.text) == (detect == "transient")
+
+
+def test_an_edit_behind_torchs_back_is_caught_at_the_next_check(caplog: pytest.LogCaptureFixture) -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model)
+    with (
+        wc.Publisher(channel, model, optimizer=optimizer, check_every=3) as publisher,
+        Following(channel) as follower,
+    ):
+        for step in range(1, 7):
+            if step == 2:
+                model.up.weight.data.add_(1.0)
+                model.fixed.weight.data.add_(1.0)
+            train(model, optimizer, step)
+            publisher.publish(step=step).result(60)
+            follower.catch_up()
+            if step not in (2,):
+                same(model, follower.model)
+    assert "down" not in caplog.text
+    assert "changed outside the optimizer" in caplog.text
+
+
+def test_an_edit_that_undoes_a_step_is_no_change() -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with (
+        wc.Publisher(channel, model, optimizer=optimizer, check_every=0) as publisher,
+        Following(channel) as follower,
+    ):
+        train(model, optimizer, 1)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.data.copy_(before[name])  # behind torch's back
+        model.norm.load_state_dict({key.removeprefix("norm."): value for key, value in before.items() if "norm" in key})
+        publisher.publish().result(60)
+        follower.catch_up()
+        same(model, follower.model)
+
+
+# -- take up, restart ------------------------------------------------------------------------------------------------
+
+
+def test_a_channel_is_begun_with_the_model_and_gone_on_with() -> None:
+    model, channel = small(torch.float32), store()
+    optimizer = adam(model)
+    with wc.Publisher(channel, model, optimizer=optimizer, dtype="BF16") as publisher:
+        assert publisher.position.version == 0
+        train(model, optimizer, 1)
+        publisher.publish(step=1)
+    with wc.Publisher(channel, model, optimizer=optimizer) as publisher:  # the channel's dtype is taken
+        assert publisher.position.version == 1
+        train(model, optimizer, 2)
+    train(model, optimizer, 3)  # unseen
+    with wc.Publisher(channel, model, optimizer=optimizer) as publisher, Following(channel) as follower:
+        assert publisher.position.version == 2
+        follower.catch_up()
+        same(model, follower.model)
+
+
+def test_transformers_models_are_published_as_they_are_saved(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=32, num_experts=4, num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config).to(DEVICE, torch.bfloat16)
+    optimizer = adam(model, lr=1e-3)
+    url = tmp_path / "channel"
+    with wc.Publisher(url, model, optimizer=optimizer) as publisher:
+        tokens = torch.randint(0, 64, (2, 8), device=DEVICE)
+        for step in range(3):
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            commit = publisher.publish(step=step).result(60)
+    model.save_pretrained(tmp_path / "saved")
+    with wc.Checkpoint(tmp_path / "saved") as saved:
+        assert wc.fingerprint(saved).position == commit.position.digest
+    with wc.Subscriber(url, tmp_path / "mirror") as subscriber:
+        subscriber.apply(subscriber.poll())
+        subscriber.fold()
+    loaded = transformers.Qwen3MoeForCausalLM.from_pretrained(tmp_path / "mirror")
+    assert torch.equal(loaded.lm_head.weight.cpu(), model.lm_head.weight.cpu())
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def channel() -> MemoryStore:
+    return store()
+
+
+def test_an_optimizer_of_another_model_is_refused(channel: MemoryStore) -> None:
+    model = small(torch.bfloat16)
+    with pytest.raises(UsageError, match="owns none of the model's parameters"):
+        wc.Publisher(channel, model, optimizer=adam(small(torch.bfloat16)))
+    assert not list(channel.list(""))
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_refused(channel: MemoryStore) -> None:
+    model = small(torch.bfloat16)
+    with pytest.raises(UsageError, match="no optimizer that was given owns") as caught:
+        wc.Publisher(channel, model, optimizer=torch.optim.SGD(model.up.parameters(), lr=1.0))
+    assert caught.value.tensor == "down.bias"
+    assert not list(channel.list(""))
+
+
+def test_a_parameter_that_is_not_contiguous_is_refused(channel: MemoryStore) -> None:
+    model = nn.Linear(4, 8, dtype=torch.bfloat16)
+    model.weight = nn.Parameter(model.weight.detach().t().contiguous().t())
+    with pytest.raises(UsageError, match="contiguous") as caught:
+        wc.Publisher(channel, model, optimizer=adam(model))
+    assert caught.value.tensor == "weight"
+
+
+def test_a_meta_tensor_is_refused(channel: MemoryStore) -> None:
+    model = nn.Linear(4, 8, device="meta")
+    with pytest.raises(UsageError, match="no memory yet"):
+        wc.Publisher(channel, model, optimizer=adam(model))
+
+
+def test_a_dtype_the_wire_cannot_hold_is_refused(channel: MemoryStore) -> None:
+    model = nn.Linear(4, 8)
+    model.register_buffer("phases", torch.zeros(3, dtype=torch.complex128))
+    with pytest.raises(UsageError, match="complex128"):
+        wc.Publisher(channel, model, optimizer=adam(model))
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "float8", torch.float8_e4m3fn])
+def test_a_dtype_that_is_not_rounded_to_is_refused(channel: MemoryStore, dtype: object) -> None:
+    model = nn.Linear(4, 8)
+    with pytest.raises(UsageError, match="cannot be published as"):
+        wc.Publisher(channel, model, optimizer=adam(model), dtype=dtype)
+
+
+def test_a_model_of_another_table_is_refused(channel: MemoryStore) -> None:
+    with wc.Publisher(channel, nn.Linear(4, 8)):
+        pass
+    for other in (nn.Linear(4, 9), nn.Linear(4, 8, bias=False), nn.Linear(4, 8, dtype=torch.bfloat16)):
+        with pytest.raises(UsageError, match="A channel has one table for ever"):
+            wc.Publisher(channel, other)
+
+
+def test_a_publish_after_close_is_refused(channel: MemoryStore) -> None:
+    model = nn.Linear(4, 8)
+    publisher = wc.Publisher(channel, model, optimizer=adam(model))
+    publisher.close()
+    with pytest.raises(UsageError, match="closed"):
+        publisher.publish()
+
+
+def test_a_detector_that_is_not_there_is_refused(channel: MemoryStore) -> None:
+    with pytest.raises(UsageError, match="no detector 'magic'"):
+        wc.Publisher(channel, nn.Linear(4, 8), detect="magic")
+
+
+def test_transient_needs_an_optimizer(channel: MemoryStore) -> None:
+    with pytest.raises(UsageError, match="needs the optimizer"):
+        wc.Publisher(channel, nn.Linear(4, 8), detect="transient")
+
+
+def test_arrays_have_no_optimizer(channel: MemoryStore) -> None:
+    arrays = wc.Arrays({"w": np.zeros(3, np.float32)})
+    with pytest.raises(UsageError, match="for a torch model"):
+        wc.Publisher(channel, arrays, detect="host")
+
+
+def test_a_models_publisher_publishes_no_other_weights(channel: MemoryStore) -> None:
+    model = nn.Linear(4, 8)
+    with wc.Publisher(channel, model) as publisher, pytest.raises(UsageError, match="publishes that model"):
+        publisher.publish(weights=TorchTarget(nn.Linear(4, 8)))
+
+
+def test_a_target_of_other_dtypes_than_the_channels_is_refused(channel: MemoryStore) -> None:
+    with wc.Publisher(channel, nn.Linear(4, 8, dtype=torch.bfloat16)):
+        pass
+    with pytest.raises(UsageError, match="BF16"):
+        wc.Subscriber(channel, TorchTarget(nn.Linear(4, 8)))
