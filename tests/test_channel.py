@@ -765,3 +765,33 @@ def test_collected_versions_are_no_damage(store: Store, tmp_path: Path) -> None:
         collect(chain, Retention(0, 0, 0))
     assert list(verify(chain)) == []
     assert [finding for _, finding in verify_deep(chain, tmp_path / "walk") if finding] == []
+
+
+def test_closing_a_publisher_that_died_unheard_says_why(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    sleeper = wc.Publisher(store, model)
+    with wc.Publisher(store, wc.Arrays.copy_of(model)) as other:
+        train(model, 1)
+        other.publish(weights=model)
+    receipt = sleeper.publish()
+    with pytest.raises(ConflictError):
+        receipt.result(30)
+    with pytest.raises(ConflictError):
+        sleeper.close()
+
+
+def test_an_upload_that_fails_is_logged_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+    publisher = wc.Publisher(failing, model)
+    failing.broken = True
+    train(model, 1)
+    publisher.publish()
+    for _ in range(3):
+        with pytest.raises(UnreachableError):
+            publisher.flush()
+    assert caplog.text.count("not sent yet") == 1
+    failing.broken = False
+    publisher.close()

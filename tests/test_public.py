@@ -83,6 +83,7 @@ READING_ORDER = [
     "torch.detect",
     "begin",
     "publisher",
+    "torch.callback",
     "folders",
     "squash",
     "collect",

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -216,6 +217,16 @@ def test_accelerates_wrapper_is_looked_into() -> None:
             publisher.publish(step=step).result(60)
             follower.catch_up()
             same(model, follower.model)
+
+
+def test_a_foreign_optimizer_in_accelerates_wrapper_is_refused(channel: MemoryStore) -> None:
+    wrapper = pytest.importorskip("accelerate.optimizer").AcceleratedOptimizer
+
+    class Foreign:
+        param_groups: ClassVar[list] = []
+
+    with pytest.raises(UsageError, match="a Foreign is no torch optimizer"):
+        wc.Publisher(channel, nn.Linear(2, 2), optimizer=wrapper(Foreign(), device_placement=False))
 
 
 def test_a_compiled_model_has_the_names_of_its_own() -> None:

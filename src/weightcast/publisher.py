@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from weightcast.begin import announce, init, new_writer, open_for_writing
-from weightcast.bits import Copies, Weights, refuse_no_weights
+from weightcast.bits import Copies, TensorTable, Weights, refuse_no_weights
 from weightcast.chain import Chain
 from weightcast.checkpoint import SINGLE, save
 from weightcast.codec.ranks import Ranks
@@ -35,6 +36,8 @@ from weightcast.workers import Workers
 
 if TYPE_CHECKING:
     import torch
+
+_log = logging.getLogger("weightcast")
 
 _RETRY_AFTER = 5.0
 """Seconds after which an upload that failed, all retries of the store included, is tried again."""
@@ -131,6 +134,8 @@ class Publisher:
         self._failures = 0
         self._failure: StoreError | SpaceError | None = None
         self._dead: BaseException | None = None
+        self._told = False
+        """Whether the caller has heard what it died of."""
         store = open_store(channel) if isinstance(channel, (str, Path)) else channel
         try:
             begun = _channel_in(store)
@@ -173,6 +178,11 @@ class Publisher:
             raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")
         refuse_no_weights(weights)
         return Shadowed(cast(Weights, weights), ranked, self._workers)
+
+    @property
+    def table(self) -> TensorTable:
+        """What is published: the channel's tensors."""
+        return self._chain.channel.table
 
     @property
     def position(self) -> Position:
@@ -242,6 +252,7 @@ class Publisher:
         if self._closing:
             raise UsageError("the publisher is closed", hint="Open a new one: it goes on from the head.")
         if self._dead is not None:
+            self._told = True
             raise self._dead
 
     # -- settle and merge, behind --------------------------------------------------------------------------------------
@@ -341,6 +352,8 @@ class Publisher:
     def _put_back(self, job: _Job, error: StoreError | SpaceError) -> None:
         """Keep what could not be sent, and wait a while, or until someone is in a hurry."""
         with self._lock:
+            if self._failure is None:
+                _log.warning("not sent yet, and tried again every few seconds: %s", error)
             self._failure, self._failures = error, self._failures + 1
             self._again = job
             self._active = None
@@ -359,7 +372,7 @@ class Publisher:
         hint = "Open a publisher again: it publishes what is missing."
         lost = StoreError("closed before this could be sent", url=self._chain.store.url, hint=hint)
         if self._again is not None or self._pending is not None or self._seen:
-            self._dead = lost
+            self._dead, self._told = lost, True
         _fail([self._again, self._pending, *self._seen], lost)
         self._again = self._pending = None
         self._seen.clear()
@@ -382,13 +395,17 @@ class Publisher:
                 if self._failures > before and self._failure is not None:
                     raise self._failure
             if self._dead is not None:
+                self._told = True
                 raise self._dead
             return self._committed
 
     def close(self) -> None:
-        """`flush`, then end. If that fails, what is not committed is given up: the receipts say so."""
+        """`flush`, then end. If that fails, what is not committed is given up: the receipts say so.
+
+        Raises what prevented a commit, unless `publish` or `flush` did already.
+        """
         try:
-            if self._dead is None:
+            if self._dead is None or not self._told:
                 self.flush()
         finally:
             with self._lock:

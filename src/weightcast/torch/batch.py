@@ -178,6 +178,10 @@ class Kernels(Protocol, Generic[F]):
         """
         ...
 
+    def rest(self, batch: Batch) -> None:
+        """Let go of what is held on the device only to be quick."""
+        ...
+
     def digests(self, batch: Batch) -> torch.Tensor:
         """The digest of each tensor as it is now, as signed 64-bit integers, on the batch's device."""
         ...

@@ -56,12 +56,13 @@ def watch(
 
 def _innermost(optimizer: object) -> Optimizer:
     """accelerate's wrapper has no hooks of its own: its steps are those of the optimizer inside."""
+    if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        return optimizer
     inner = getattr(optimizer, "optimizer", None)
-    if isinstance(inner, Optimizer):
-        return _innermost(inner)
-    if not isinstance(optimizer, Optimizer):
-        raise UsageError(f"a {type(optimizer).__name__} is no torch optimizer")
-    return optimizer
+    if inner is None:
+        hint = "Pass the torch.optim.Optimizer that steps, or detect='device'."
+        raise UsageError(f"a {type(optimizer).__name__} is no torch optimizer", hint=hint)
+    return _innermost(inner)
 
 
 @dataclass
@@ -102,6 +103,7 @@ class Standing:
             kernels = self.weights.kernels(batch.device)
             old = shadow.brought() if isinstance(shadow, Pinned) else shadow
             found.found.append((kernels.deliver(batch, kernels.differ(batch, old), self._ranked, old), {}))
+            kernels.rest(batch)
             if isinstance(shadow, Pinned):
                 shadow.keep(old)
         return found
@@ -143,6 +145,7 @@ class _Journal:
         self.flips = self.kernels.differ(self.batch, old)
         if 3 * self.kernels.count(self.flips) > sum(self.batch.sizes):  # a place and a value take three words
             self.flips, self.shadow = None, old
+        self.kernels.rest(self.batch)
 
     def deliver(self, ranked: bool) -> Delivered | None:
         self.note()
@@ -187,7 +190,9 @@ class Transient:
 
     def _journal(self, batch: Batch) -> _Journal:
         kernels = self.weights.kernels(batch.device)
-        return _Journal(batch, kernels, kernels.digests(batch))
+        digests = kernels.digests(batch)
+        kernels.rest(batch)
+        return _Journal(batch, kernels, digests)
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
@@ -222,6 +227,7 @@ class Transient:
         for journal in (journal for journals in self._journals.values() for journal in journals):
             delivered = journal.deliver(self._ranked)
             replaced = self._replaced(journal) if due else {}
+            journal.kernels.rest(journal.batch)
             if replaced and delivered is None:
                 delivered = _Nothing(journal.batch)
             if delivered is not None:
@@ -230,6 +236,7 @@ class Transient:
         for batch, shadow in self._kept:
             kernels = self.weights.kernels(batch.device)
             found.found.append((kernels.deliver(batch, kernels.differ(batch, shadow), self._ranked, shadow), {}))
+            kernels.rest(batch)
         self._suspicious, self._marks = False, self._marks_now()
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,50 +28,57 @@ class GpuFlips(DeviceFlips):
     ends: torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
 class _Tables:
-    """How a batch is cut into tiles and blocks; on the device."""
+    """How a batch is cut into tiles and blocks: kept on this side, on the device only while there is work."""
 
+    def __init__(self, batch: Batch):
+        sizes = np.array(batch.sizes, np.int64)
+        tiles, blocks = -(-sizes // TILE), -(-sizes // BLOCK)
+        first_tile, first_block = (np.concatenate([[0], np.cumsum(counts)]) for counts in (tiles, blocks))
+        tile_tensor, block_tensor = np.repeat(np.arange(sizes.size), tiles), np.repeat(np.arange(sizes.size), blocks)
+        tile_ordinal = np.arange(tile_tensor.size) - first_tile[tile_tensor]
+        block_ordinal = np.arange(block_tensor.size) - first_block[block_tensor]
+        per_block = BLOCK // TILE
+        self.tiles, self.blocks = tile_tensor.size, block_tensor.size
+        wide = [sizes, first_tile]
+        narrow = [
+            tile_tensor,
+            tile_ordinal,
+            first_block[tile_tensor] + tile_ordinal // per_block,
+            block_tensor,
+            block_ordinal,
+            first_tile[block_tensor] + block_ordinal * per_block,
+            np.minimum(tiles[block_tensor] - block_ordinal * per_block, per_block),
+        ]
+        packed = np.concatenate([*(part.view(np.int32) for part in wide), *(part.astype(np.int32) for part in narrow)])
+        self._packed = torch.from_numpy(packed)
+        if batch.device.type == "cuda":
+            self._packed = self._packed.pin_memory()
+        self._cuts = np.cumsum([2 * part.size for part in wide] + [part.size for part in narrow])[:-1].tolist()
+
+    def there(self, device: torch.device) -> _Cut:
+        packed = self._packed.to(device, non_blocking=True)
+        sizes, first_tile, *narrow = packed.tensor_split(self._cuts)
+        wide = sizes.view(torch.int64), first_tile.view(torch.int64)
+        return _Cut(self.tiles, self.blocks, *wide, *narrow)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """The tables of a batch on its device."""
+
+    tiles: int
+    blocks: int
     sizes: torch.Tensor
+    first_tile: torch.Tensor
+    """Of each tensor, and one more."""
     tile_tensor: torch.Tensor
     tile_ordinal: torch.Tensor
     tile_block: torch.Tensor
-    first_tile: torch.Tensor
-    """Of each tensor, and one more."""
     block_tensor: torch.Tensor
     block_ordinal: torch.Tensor
     block_tile: torch.Tensor
     block_tiles: torch.Tensor
-
-    @property
-    def tiles(self) -> int:
-        return self.tile_tensor.numel()
-
-    @property
-    def blocks(self) -> int:
-        return self.block_tensor.numel()
-
-
-def _cut(batch: Batch) -> _Tables:
-    sizes = np.array(batch.sizes, np.int64)
-    tiles, blocks = -(-sizes // TILE), -(-sizes // BLOCK)
-    first_tile, first_block = (np.concatenate([[0], np.cumsum(counts)]) for counts in (tiles, blocks))
-    tile_tensor, block_tensor = np.repeat(np.arange(sizes.size), tiles), np.repeat(np.arange(sizes.size), blocks)
-    tile_ordinal = np.arange(tile_tensor.size) - first_tile[tile_tensor]
-    block_ordinal = np.arange(block_tensor.size) - first_block[block_tensor]
-    per_block = BLOCK // TILE
-    tile_block = first_block[tile_tensor] + tile_ordinal // per_block
-    block_tile = first_tile[block_tensor] + block_ordinal * per_block
-    block_tiles = np.minimum(tiles[block_tensor] - block_ordinal * per_block, per_block)
-
-    def there(values: np.ndarray, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(dtype).to(batch.device)
-
-    return _Tables(
-        there(sizes, torch.int64), there(tile_tensor), there(tile_ordinal), there(tile_block),
-        there(first_tile, torch.int64), there(block_tensor), there(block_ordinal), there(block_tile),
-        there(block_tiles),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +89,9 @@ class _Addresses:
 
 
 def _addresses(places: list[int], device: torch.device) -> _Addresses:
-    table = torch.tensor(places, dtype=torch.int64)
-    if device.type == "cuda":
-        table = table.pin_memory().to(device, non_blocking=True)
-    return _Addresses(table, not any(place % 16 for place in places))
-
-
-def _copy(copied: Copied) -> _Addresses:
-    return _addresses(copied.addresses(), copied.batch.device)
+    table = np.array(places, np.int64)
+    # So few bytes are taken over at once, pinned or not.
+    return _Addresses(torch.from_numpy(table).to(device, non_blocking=True), not (table % 16).any())
 
 
 class GpuKernels:
@@ -96,12 +99,14 @@ class GpuKernels:
 
     def __init__(self) -> None:
         self._tables: WeakKeyDictionary[Batch, _Tables] = WeakKeyDictionary()
+        self._cuts: WeakKeyDictionary[Batch, _Cut] = WeakKeyDictionary()
         self._live: WeakKeyDictionary[Batch, tuple[list[int], _Addresses]] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[Copied, _Addresses] = WeakKeyDictionary()
         self._costs: dict[torch.device, torch.Tensor] = {}
 
     def take(self, batch: Batch) -> Copied:
         copied = Copied.room(batch)
-        cut, source, target = self._cut(batch), self._sources(batch), _copy(copied)
+        cut, source, target = self._cut(batch), self._sources(batch), self._copy(copied)
         launch(
             kernels.take, cut.tiles, source.table, target.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal,
             **self._widths(batch), TILE=TILE, ALIGNED=source.aligned and target.aligned,
@@ -109,7 +114,7 @@ class GpuKernels:
         return copied
 
     def differ(self, batch: Batch, old: Copied) -> GpuFlips:
-        cut, source, before = self._cut(batch), self._sources(batch), _copy(old)
+        cut, source, before = self._cut(batch), self._sources(batch), self._copy(old)
         aligned = before.aligned and source.aligned
         marks = torch.empty(cut.tiles * (TILE // 32), dtype=torch.int32, device=batch.device)
         counts = torch.empty(cut.tiles, dtype=torch.int32, device=batch.device)
@@ -137,7 +142,7 @@ class GpuKernels:
     def _put(self, copied: Copied, flips: GpuFlips, values: torch.Tensor) -> None:
         cut = self._cut(copied.batch)
         launch(
-            kernels.put, cut.tiles, _copy(copied).table, cut.tile_tensor, flips.ends[1:], flips.counts,
+            kernels.put, cut.tiles, self._copy(copied).table, cut.tile_tensor, flips.ends[1:], flips.counts,
             flips.indices, values, STEP=64, WIDTH=copied.batch.kind.width, num_warps=2,
         )  # fmt: skip
 
@@ -161,31 +166,32 @@ class GpuKernels:
         return Arriving(batch, flips, now, self._by_tensor(batch, sums), ranks)
 
     def _rank(self, batch: Batch, old: Copied, flips: GpuFlips, now: torch.Tensor) -> DeviceRanks:
-        cut, device, before = self._cut(batch), batch.device, _copy(old)
+        cut, device, before = self._cut(batch), batch.device, self._copy(old)
         dtype = traits(batch.kind)
         shape = {
             "WIDTH": dtype.width, "MAGNITUDE": int(dtype.magnitude), "SHIFT": int(dtype.shift), "BIAS": dtype.bias,
         }  # fmt: skip
         bands = torch.zeros(cut.blocks, dtype=torch.uint8, device=device)
         uppers = torch.zeros(cut.blocks * MAX_BANDS, dtype=torch.uint8, device=device)
+        band_of = torch.empty(cut.blocks * 256, dtype=torch.uint8, device=device)
         sizes = torch.zeros(cut.blocks * MAX_BANDS, dtype=torch.int32, device=device)
         in_tile = torch.empty(cut.tiles * MAX_BANDS, dtype=torch.int32, device=device)
         in_sub = torch.empty(cut.tiles * (TILE // SUB) * MAX_BANDS, dtype=torch.int16, device=device)
         ranks = torch.empty(flips.bounds[-1], dtype=torch.int32, device=device)
         launch(
             kernels.choose, cut.blocks, before.table, cut.sizes, cut.block_tensor, cut.block_ordinal, cut.block_tile,
-            flips.ends[1:], flips.counts, flips.was, now, self._cost(device), bands, uppers, **shape,
+            flips.ends[1:], flips.counts, flips.was, now, self._cost(device), bands, uppers, band_of, **shape,
             SIGNED=dtype.signed_magnitude, TILE=TILE, STEP=1024,
         )  # fmt: skip
         launch(
             kernels.tally, cut.tiles, before.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, cut.tile_block,
-            bands, uppers, in_tile, in_sub, **shape, TILE=TILE, SUB=SUB, ALIGNED=before.aligned,
+            bands, band_of, in_tile, in_sub, **shape, TILE=TILE, SUB=SUB, ALIGNED=before.aligned,
         )  # fmt: skip
         launch(kernels.add_up, cut.blocks, cut.block_tile, cut.block_tiles, bands, in_tile, sizes)
         launch(
             kernels.rank, cut.tiles, before.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, cut.tile_block,
-            flips.ends[1:], flips.counts, flips.indices, flips.was, bands, uppers, in_tile, in_sub, ranks, **shape,
-            TILE=TILE, SUB=SUB, STEP=32, ALIGNED=before.aligned,
+            flips.ends[1:], flips.counts, flips.indices, flips.was, uppers, band_of, in_tile, in_sub, ranks, **shape,
+            TILE=TILE, SUB=SUB, STEP=8, ALIGNED=before.aligned, num_warps=1,
         )  # fmt: skip
         return DeviceRanks(ranks, bands, uppers, sizes)
 
@@ -204,10 +210,22 @@ class GpuKernels:
         ends = _added_up(sums)[self._cut(batch).first_tile]
         return ends[1:] - ends[:-1]
 
-    def _cut(self, batch: Batch) -> _Tables:
+    def rest(self, batch: Batch) -> None:
+        self._cuts.pop(batch, None)
+        self._live.pop(batch, None)
+        self._costs.clear()
+
+    def _cut(self, batch: Batch) -> _Cut:
         if batch not in self._tables:
-            self._tables[batch] = _cut(batch)
-        return self._tables[batch]
+            self._tables[batch] = _Tables(batch)
+        if batch not in self._cuts:
+            self._cuts[batch] = self._tables[batch].there(batch.device)
+        return self._cuts[batch]
+
+    def _copy(self, copied: Copied) -> _Addresses:
+        if copied not in self._copies:
+            self._copies[copied] = _addresses(copied.addresses(), copied.batch.device)
+        return self._copies[copied]
 
     def _sources(self, batch: Batch) -> _Addresses:
         """Where the model is. It seldom moves, so the table is there already."""
@@ -219,12 +237,18 @@ class GpuKernels:
 
     def _cost(self, device: torch.device) -> torch.Tensor:
         if device not in self._costs:
-            self._costs[device] = torch.from_numpy(band_cost()).to(device)
+            self._costs[device] = _pinned_cost(device.type).to(device, non_blocking=True)
         return self._costs[device]
 
     def _widths(self, batch: Batch) -> dict[str, Any]:
         bits = 32 if batch.narrow else batch.kind.width
         return {"BITS": bits, "WIDTH": batch.kind.width, "NARROW": _NARROW[batch.narrow]}
+
+
+@cache
+def _pinned_cost(kind: str) -> torch.Tensor:
+    cost = torch.from_numpy(band_cost())
+    return cost.pin_memory() if kind == "cuda" else cost
 
 
 def _added_up(counts: torch.Tensor) -> torch.Tensor:

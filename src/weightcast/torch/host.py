@@ -1,10 +1,15 @@
-"""Kernels for models in this machine's memory: numba's, on torch's own bytes."""
+"""Kernels for models in this machine's memory: numba's, on torch's own bytes.
+
+Here memory is cheap and threads are not: the copy of a step is kept until what changed has been ranked against it,
+behind, and its room is used again, since fresh pages would cost more than the copy.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 import torch
@@ -22,23 +27,63 @@ _FORMATS = {"BF16": (7, 8), "F16": (10, 5)}
 
 @dataclass(frozen=True, eq=False)
 class Flips:
-    """Per tensor: sorted flat indices, and the bits that were there."""
+    """Per tensor: sorted flat indices, and the bits that were there. ``old`` has what was there everywhere."""
 
     places: list[tuple[Indices, Bits]]
+    old: Copied
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
+class _Found:
+    spec: TensorSpec
+    indices: Indices
+    was: Bits
+    now: Bits
+    gain: int
+
+
 class HostDelivered:
-    found: list[tuple[TensorSpec, Indices, Bits, Bits, int, Ranks | None]]
-    gains: torch.Tensor
+    """Implements `Delivered`. Ranks are made when somebody asks for the changes, or wants the old copy for himself."""
+
+    def __init__(self, found: list[_Found], old: Copied, ranked: bool, is_shadow: bool, workers: Workers):
+        gains = np.array([one.gain for one in found], np.uint64)
+        self.gains = torch.from_numpy(gains.view(np.int64))
+        self._found, self._ranked, self._is_shadow, self._workers = found, ranked, is_shadow, workers
+        self._old: Copied | None = old
+        self._ranks: list[Ranks | None] = [None] * len(found)
+        self._lock = threading.Lock()
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
-        for i, (spec, indices, was, now, gain, ranks) in enumerate(self.found):
-            change = change_of(spec, indices, was, now, gain, ranks)
+        self.settle()
+        for i, (one, ranks) in enumerate(zip(self._found, self._ranks, strict=True)):
+            change = change_of(one.spec, one.indices, one.was, one.now, one.gain, ranks)
             if i in replaced:
-                yield replacement(spec, *replaced[i])
+                yield replacement(one.spec, *replaced[i])
             elif change is not None:
                 yield change
+
+    def settle(self) -> None:
+        """Be done with the old copy: rank against it and, if it is a shadow, bring it up to now."""
+        with self._lock:
+            old, self._old = self._old, None
+            if old is None:
+                return
+            tensors = [_unsigned(words) for words in old.words()]
+            if self._ranked:
+                work = self._workers.stream(lambda i: self._rank(i, tensors[i]), range(len(tensors)), self._size)
+                self._ranks = list(work)
+            if self._is_shadow:
+                for bits, one in zip(tensors, self._found, strict=True):
+                    cpu.scatter(bits, one.indices, one.now)
+
+    def _size(self, i: int) -> int:
+        return self._found[i].spec.elements
+
+    def _rank(self, i: int, bits: Bits) -> Ranks | None:
+        one = self._found[i]
+        if not one.indices.size:
+            return None
+        return rank(one.spec, one.indices, one.was, one.now, lambda at, n: bits[at : at + n], self._workers)
 
 
 class HostKernels:
@@ -47,24 +92,31 @@ class HostKernels:
     def __init__(self, workers: Workers):
         self._workers = workers
         self._room = threading.local()
+        self._rooms: WeakKeyDictionary[Batch, list[list[torch.Tensor]]] = WeakKeyDictionary()
+        self._unsettled: WeakKeyDictionary[Copied, HostDelivered] = WeakKeyDictionary()
 
     def take(self, batch: Batch) -> Copied:
-        copied = Copied.room(batch)
-        taken = [_unsigned(words) for words in copied.words()]
-        sources = bits_in(batch)
-        tasks = [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
+        copied = self._room_for(batch)
+        taken, sources = [_unsigned(words) for words in copied.words()], bits_in(batch)
 
         def one(task: tuple[int, int]) -> None:
             i, first = task
             _wire(batch, sources[i][first : first + SPAN], taken[i][first : first + SPAN])
 
-        self._workers.map(one, tasks)
+        self._workers.map(one, _spans(batch))
+        return copied
+
+    def _room_for(self, batch: Batch) -> Copied:
+        rooms = self._rooms.setdefault(batch, [])
+        copied = Copied(batch, rooms.pop()) if rooms else Copied.room(batch)
+        finalize(copied, rooms.append, copied.chunks).atexit = False
         return copied
 
     def differ(self, batch: Batch, old: Copied) -> Flips:
-        sources = bits_in(batch)
-        olds = [_unsigned(words) for words in old.words()]
-        tasks = [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
+        unsettled = self._unsettled.pop(old, None)
+        if unsettled is not None:
+            unsettled.settle()
+        sources, olds = bits_in(batch), [_unsigned(words) for words in old.words()]
 
         def one(task: tuple[int, int]) -> tuple[Indices, Bits]:
             i, first = task
@@ -75,12 +127,11 @@ class HostKernels:
             n = cpu.changes(before, after, first, indices, was, now)
             return indices[:n].copy(), was[:n].copy()
 
+        tasks = _spans(batch)
         pieces: list[list[tuple[Indices, Bits]]] = [[] for _ in batch.sizes]
         for (i, _), piece in zip(tasks, self._workers.map(one, tasks), strict=True):
             pieces[i].append(piece)
-        empty = (np.empty(0, np.int64), np.empty(0, batch.kind.word))
-        joined = [zip(*(parts or [empty]), strict=True) for parts in pieces]
-        return Flips([tuple(np.concatenate(part) for part in both) for both in joined])  # type: ignore[misc]
+        return Flips([_joined(parts, batch.kind.word) for parts in pieces], old)
 
     def count(self, flips: Flips) -> int:
         return sum(indices.size for indices, _ in flips.places)
@@ -90,32 +141,26 @@ class HostKernels:
             cpu.scatter(_unsigned(words), indices, was)
 
     def deliver(self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None) -> HostDelivered:
-        shadows = [_unsigned(words) for words in shadow.words()] if shadow is not None else None
-        found: list[tuple[TensorSpec, Indices, Bits, Bits, int, Ranks | None]] = []
-        for i, (spec, source, (indices, was)) in enumerate(zip(batch.specs, bits_in(batch), flips.places, strict=True)):
-            there = np.empty(indices.size, source.dtype)
-            cpu.gather(source, indices, 0, there)
-            now = np.empty(indices.size, batch.kind.word)
+        sources = bits_in(batch)
+
+        def one(i: int) -> _Found:
+            indices, was = flips.places[i]
+            there, now = np.empty(indices.size, sources[i].dtype), np.empty_like(was)
+            cpu.gather(sources[i], indices, 0, there)
             _wire(batch, there, now)
-            gain = int(cpu.digest_change(indices, was, now))
-            ranks = self._rank(batch, spec, source, indices, was, now) if ranked and indices.size else None
-            if shadows is not None:
-                cpu.scatter(shadows[i], indices, now)
-            found.append((spec, indices, was, now, gain, ranks))
-        gains = np.array([gain for *_, gain, _ in found], np.uint64).view(np.int64)
-        return HostDelivered(found, torch.from_numpy(gains))
+            return _Found(batch.specs[i], indices, was, now, int(cpu.digest_change(indices, was, now)))
 
-    def _rank(self, batch: Batch, spec: TensorSpec, source: Bits, indices: Indices, was: Bits, now: Bits) -> Ranks:
-        def old(first: int, size: int) -> Bits:
-            bits = self._wire_span(batch, source, first, size, fresh=True)
-            low, high = np.searchsorted(indices, (first, first + size))
-            cpu.scatter(bits, indices[low:high] - first, was[low:high])
-            return bits
+        found = self._workers.map(one, range(len(sources)))
+        old = flips.old if shadow is None else shadow
+        delivered = HostDelivered(found, old, ranked, shadow is not None, self._workers)
+        if shadow is not None:
+            self._unsettled[shadow] = delivered
+        return delivered
 
-        return rank(spec, indices, was, now, old, self._workers)
+    def rest(self, batch: Batch) -> None:
+        """Nothing is held."""
 
     def digests(self, batch: Batch) -> torch.Tensor:
-        tasks = [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
         sources = bits_in(batch)
 
         def one(task: tuple[int, int]) -> int:
@@ -123,15 +168,15 @@ class HostKernels:
             bits = self._wire_span(batch, sources[i], first, min(SPAN, batch.sizes[i] - first))
             return int(cpu.digest_runs(bits, np.array([first], np.int64)))
 
-        sums = [0] * len(batch.sizes)
+        tasks, sums = _spans(batch), [0] * len(batch.sizes)
         for (i, _), part in zip(tasks, self._workers.map(one, tasks), strict=True):
             sums[i] += part
         return torch.from_numpy(np.array([total % (1 << 64) for total in sums], np.uint64).view(np.int64))
 
-    def _wire_span(self, batch: Batch, source: Bits, first: int, size: int, fresh: bool = False) -> Bits:
+    def _wire_span(self, batch: Batch, source: Bits, first: int, size: int) -> Bits:
         """Wire bits of a span: the memory itself where nothing is rounded, else a thread's own room."""
         span = source[first : first + size]
-        if batch.narrow is None and not fresh:
+        if batch.narrow is None:
             return span
         room = getattr(self._room, "bytes", None)
         if room is None:
@@ -139,6 +184,17 @@ class HostKernels:
         out: Bits = room[: size * batch.kind.word.itemsize].view(batch.kind.word)
         _wire(batch, span, out)
         return out
+
+
+def _spans(batch: Batch) -> list[tuple[int, int]]:
+    """Which tensor, and from which element on."""
+    return [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
+
+
+def _joined(parts: list[tuple[Indices, Bits]], word: np.dtype) -> tuple[Indices, Bits]:
+    if not parts:
+        return np.empty(0, np.int64), np.empty(0, word)
+    return np.concatenate([indices for indices, _ in parts]), np.concatenate([was for _, was in parts])
 
 
 def bits_in(batch: Batch) -> list[Bits]:

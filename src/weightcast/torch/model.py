@@ -100,7 +100,9 @@ class LiveModel:
         self.remake()
         found: dict[str, int] = {}
         for batch in batches_of(list(self.slots.values())):
-            sums = self.kernels(batch.device).digests(batch).tolist()
+            kernels = self.kernels(batch.device)
+            sums = kernels.digests(batch).tolist()
+            kernels.rest(batch)
             found |= {spec.name: total % MODULUS for spec, total in zip(batch.specs, sums, strict=True)}
         return [found[spec.name] for spec in self.table]
 

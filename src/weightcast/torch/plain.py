@@ -59,6 +59,9 @@ class PlainKernels:
             self._put(shadow, flips, now)
         return Arriving(batch, flips, now, gains, ranks)
 
+    def rest(self, batch: Batch) -> None:
+        """Nothing is held."""
+
     def digests(self, batch: Batch) -> torch.Tensor:
         sums = []
         for words in batch.words():

@@ -15,7 +15,7 @@ import triton.language as tl
 from weightcast.kernels.bands import BAND_COST, BLOCK
 
 TILE = 4096
-SUB = 128
+SUB = 64
 """Elements over which a rank is counted one by one; what is before them is known in sums."""
 
 _BAND_COST = tl.constexpr(BAND_COST)
@@ -255,7 +255,7 @@ def _cost_of(cost, members, changed, far, inside):
 
 
 @triton.jit
-def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, was, now, cost, bands, uppers,
+def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, was, now, cost, bands, uppers, band_of,
            TILE: tl.constexpr, WIDTH: tl.constexpr, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
            SIGNED: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     """Split each block's keys into bands, as `weightcast.kernels.bands.choose_bands` does."""
@@ -324,37 +324,38 @@ def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, wa
         upper = tl.where(number == left - 1, 255, lane)
         tl.store(uppers + block * _BANDS + number, upper.to(tl.uint8), active)
         tl.store(bands + block, left.to(tl.uint8))
+        below = tl.cumsum(active.to(tl.int32), 0) - active.to(tl.int32)  # bands that end before this key
+        tl.store(band_of + block * 256 + lane, tl.minimum(below, left - 1).to(tl.uint8))
 
 
 @triton.jit
-def _upper(uppers, block, b, count):
-    return tl.where(b < count, tl.load(uppers + block * _BANDS + b).to(tl.int32), 255)
-
-
-@triton.jit
-def tally(old, sizes, tile_tensor, tile_ordinal, tile_block, bands, uppers, in_tile, in_sub, TILE: tl.constexpr,
+def tally(old, sizes, tile_tensor, tile_ordinal, tile_block, bands, band_of, in_tile, in_sub, TILE: tl.constexpr,
           SUB: tl.constexpr, WIDTH: tl.constexpr, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
           ALIGNED: tl.constexpr):  # fmt: skip
     """Members of each band per tile, and in a tile before each of its parts of ``SUB`` elements."""
     tile = tl.program_id(0)
     block = tl.load(tile_block + tile)
-    count = tl.load(bands + block).to(tl.int32)
-    if count > 0:
+    if tl.load(bands + block) > 0:
         tensor = tl.load(tile_tensor + tile)
         part = tl.arange(0, TILE // SUB)
         place = part[:, None] * SUB + tl.arange(0, SUB)[None, :]
         first = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
         size = tl.load(sizes + tensor)
         bits = _load(_address(old, tensor, WIDTH, ALIGNED), first, place, size, TILE)
-        key = tl.where(first + place < size, _key(bits, MAGNITUDE, SHIFT, BIAS), 256)
-        seen = tl.zeros((TILE // SUB,), tl.int32)
-        for b in range(count):
-            upto = tl.sum((key <= _upper(uppers, block, b, count)).to(tl.int32), 1)
-            members = upto - seen
-            seen = upto
-            before = tl.cumsum(members, 0) - members
-            tl.store(in_sub + (tile.to(tl.int64) * (TILE // SUB) + part) * _BANDS + b, before.to(tl.int16))
-            tl.store(in_tile + tile.to(tl.int64) * _BANDS + b, tl.sum(members, 0))
+        band = tl.load(band_of + block * 256 + _key(bits, MAGNITUDE, SHIFT, BIAS)).to(tl.int32)
+        # Eight bands are counted in the bytes of one word: a part has fewer elements than a byte can count.
+        one = tl.where(first + place < size, 1, 0).to(tl.int64) << ((band & 7) * 8)
+        none = tl.zeros_like(one)
+        low = tl.sum(tl.where(band < 8, one, none), 1)
+        high = tl.sum(tl.where(band < 8, none, one), 1)
+        b = tl.arange(0, _BANDS)
+        packed = tl.where(b[None, :] < 8, low[:, None], high[:, None])
+        members = ((packed >> ((b[None, :] & 7) * 8)) & 255).to(tl.int32)
+        before = tl.cumsum(members, 0) - members
+        tl.store(
+            in_sub + (tile.to(tl.int64) * (TILE // SUB) + part[:, None]) * _BANDS + b[None, :], before.to(tl.int16)
+        )
+        tl.store(in_tile + tile.to(tl.int64) * _BANDS + b, tl.sum(members, 0))
 
 
 @triton.jit
@@ -372,8 +373,8 @@ def add_up(block_tile, block_tiles, bands, in_tile, band_sizes):
 
 
 @triton.jit
-def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indices, was, bands, uppers, in_tile, in_sub,
-         ranks, TILE: tl.constexpr, SUB: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr,
+def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indices, was, uppers, band_of, in_tile,
+         in_sub, ranks, TILE: tl.constexpr, SUB: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr,
          MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
     """The rank of each change within its band."""
     tile = tl.program_id(0)
@@ -381,7 +382,6 @@ def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indice
     if count > 0:
         tensor = tl.load(tile_tensor + tile)
         block = tl.load(tile_block + tile)
-        number = tl.load(bands + block).to(tl.int32)
         base = _address(old, tensor, WIDTH, ALIGNED)
         size = tl.load(sizes + tensor)
         start = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
@@ -392,13 +392,10 @@ def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indice
             at = tl.where(inside, tl.load(indices + first + i, inside, other=0).to(tl.int64), start)
             before = tl.load(was + first + i, inside, other=0).to(base.dtype.element_ty, bitcast=True)
             key = _key(before, MAGNITUDE, SHIFT, BIAS)
-            lowest, highest, band = tl.zeros_like(key), tl.zeros_like(key) + 255, tl.zeros_like(key)
-            for b in range(number - 1):
-                upper = _upper(uppers, block, b, number)
-                above = key > upper
-                band += above.to(tl.int32)
-                lowest = tl.where(above, upper + 1, lowest)
-                highest = tl.where(above, highest, tl.minimum(highest, upper))
+            band = tl.load(band_of + block * 256 + key).to(tl.int32)
+            highest = tl.load(uppers + block * _BANDS + band).to(tl.int32)
+            lowest = tl.load(uppers + block * _BANDS + band - 1, band > 0, other=0).to(tl.int32)
+            lowest = tl.where(band > 0, lowest + 1, 0)
             part = (at - start) // SUB
             place = part[:, None] * SUB + tl.arange(0, SUB)[None, :]
             keys = _key(_load(base, start, place, size, TILE), MAGNITUDE, SHIFT, BIAS)
