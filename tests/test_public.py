@@ -82,6 +82,7 @@ READING_ORDER = [
     "torch.model",
     "torch.detect",
     "begin",
+    "receipt",
     "publisher",
     "torch.callback",
     "folders",
@@ -154,7 +155,7 @@ def test_public_names_are_these() -> None:
         "bits", "checkpoint", "codec", "container", "detect", "digest", "kernels", "patch", "rows", "wire", "workers",
         "offline", "bench", "peers", "cli", "files", "stage", "keys", "manifest", "plan", "retention", "policy",
         "store", "transfer", "chain", "notes", "holder", "folded", "mirror", "fetch", "subscriber", "publisher",
-        "folders", "squash", "collect", "verify", "testing", "begin", "torch",
+        "folders", "squash", "collect", "verify", "testing", "begin", "torch", "receipt",
     }  # fmt: skip
     assert all(getattr(wc, name).__doc__ for name in wc.__all__)
 

@@ -330,6 +330,7 @@ def test_what_is_not_in_the_bucket_at_the_end_raises(tmp_path: Path, caplog: pyt
     assert callback.receipt is not None
     assert callback.receipt.done()
     store.down = False
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "weightcast"):
         trainer.remove_callback(down)
         trainer.train()

@@ -37,7 +37,8 @@ from weightcast.mirror import reading
 from weightcast.offline import apply_in_place, apply_to_copy, write_patch
 from weightcast.patch import Patch, TensorPatch, advance, compose
 from weightcast.policy import AtLeast, Every, Newest, Pinned
-from weightcast.publisher import Publisher, Receipt
+from weightcast.publisher import Publisher
+from weightcast.receipt import Receipt
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.subscriber import Subscriber

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from weightcast.begin import announce, init, new_writer, open_for_writing
 from weightcast.bits import Copies, TensorTable, Weights, refuse_no_weights
@@ -28,6 +26,7 @@ from weightcast.manifest import Manifest
 from weightcast.notes import write_index
 from weightcast.patch import Patch, compose
 from weightcast.policy import Pinned
+from weightcast.receipt import Receipt
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.subscriber import Subscriber
@@ -44,25 +43,6 @@ _RETRY_AFTER = 5.0
 
 _AHEAD = 2
 """Looks that may wait to be merged before `publish` waits: each holds what changed, and nothing else bounds them."""
-
-
-class Receipt:
-    """What became of a `publish`: `result` waits for the commit that carries it, and so does `await`."""
-
-    def __init__(self, step: int | None):
-        self.step = step
-        self._future: Future[Manifest] = Future()
-        self._future.set_running_or_notify_cancel()  # a task that awaits it may be cancelled, the commit may not
-
-    def result(self, timeout: float | None = None) -> Manifest:
-        """The commit; raises what prevented it, or `TimeoutError`."""
-        return self._future.result(timeout)
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def __await__(self) -> Generator[Any, None, Manifest]:
-        return asyncio.wrap_future(self._future).__await__()
 
 
 @dataclass
@@ -226,7 +206,7 @@ class Publisher:
 
     def publish(self, step: int | None = None, weights: Weights | None = None) -> Receipt:
         """Publish the weights as they are now, or other ``weights`` of the same table. Returns after detection."""
-        receipt = Receipt(step)
+        receipt = Receipt(step, self._was_told)
         with self._detecting:  # one behind the other: each begins where the one before ended
             with self._lock:
                 self._lock.wait_for(lambda: len(self._seen) < _AHEAD or self._closing or self._dead is not None)
@@ -247,6 +227,9 @@ class Publisher:
             )
         refuse_no_weights(weights)
         return self._detector.look(weights)
+
+    def _was_told(self) -> None:
+        self._told = True
 
     def _refuse_dead(self) -> None:
         if self._closing:
@@ -290,8 +273,7 @@ class Publisher:
     def _run(self) -> None:
         while True:
             with self._lock:
-                while self._again is None and self._pending is None and not self._closing and self._dead is None:
-                    self._lock.wait()
+                self._lock.wait_for(lambda: self._closing or self._dead is not None or self._has_work())
                 if self._dead is not None:
                     return
                 if self._closing and (self._failure is not None or self._pending is None):
@@ -313,6 +295,10 @@ class Publisher:
                 with self._lock:
                     self._active, self._failure = None, None
                     self._lock.notify_all()
+
+    def _has_work(self) -> bool:
+        """Something to send. What failed waits for what was seen since: they go together."""
+        return self._pending is not None if self._again is None else not self._seen
 
     def _next(self) -> tuple[_Job, _Job | None]:
         """What to send now. What failed before a commit was tried goes together with what came meanwhile."""
@@ -337,7 +323,7 @@ class Publisher:
         self._chain.commit(job.manifest)
         self._committed = job.manifest.position
         for receipt in job.receipts:
-            receipt._future.set_result(job.manifest)
+            receipt.succeed(job.manifest)
 
     def _encode(self, job: _Job) -> tuple[str, bytes]:
         codec = self._codec
@@ -402,7 +388,7 @@ class Publisher:
     def close(self) -> None:
         """`flush`, then end. If that fails, what is not committed is given up: the receipts say so.
 
-        Raises what prevented a commit, unless `publish` or `flush` did already.
+        Raises what prevented a commit, unless `publish`, `flush` or a receipt did already.
         """
         try:
             if self._dead is None or not self._told:
@@ -438,5 +424,4 @@ def _channel_in(store: Store) -> Chain | None:
 def _fail(jobs: Sequence[_Job | _Seen | None], error: BaseException) -> None:
     for job in jobs:
         for receipt in job.receipts if job is not None else ():
-            if not receipt.done():
-                receipt._future.set_exception(error)
+            receipt.fail(error)

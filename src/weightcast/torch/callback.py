@@ -12,7 +12,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from weightcast.errors import UsageError, WeightcastError
 from weightcast.manifest import Manifest
-from weightcast.publisher import Publisher, Receipt
+from weightcast.publisher import Publisher
+from weightcast.receipt import Receipt
 from weightcast.store.base import Store
 
 _log = logging.getLogger("weightcast")
