@@ -2,8 +2,8 @@
 
     python examples/follow.py [--steps 16] [--lr 3e-6] [--warm-up 40]
 
-The trainer learns to add and publishes every step. The first follower keeps arrays in memory, as an engine does, and is
-there from the start. The second is `weightcast pull --follow`: it joins halfway and keeps a checkpoint folder.
+The trainer learns to add and publishes every step. The first follower keeps a model in memory, as an engine does, and
+is there from the start. The second is `weightcast pull --follow`: it joins halfway and keeps a checkpoint folder.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import weightcast as wc
+from weightcast.torch import TorchTarget
 
 ALPHABET = "0123456789+= "
 LENGTH = 12
@@ -79,12 +80,6 @@ def train(model: Adder, optimizer: torch.optim.Optimizer, generator: torch.Gener
     return loss.item()
 
 
-def published(model: nn.Module) -> wc.Arrays:
-    """The fp32 masters as they go on the wire: bf16, by weightcast's own rounding."""
-    bits = {name: wc.round_to("BF16", value.numpy()) for name, value in model.state_dict().items()}
-    return wc.Arrays(bits, dict.fromkeys(bits, "BF16"))
-
-
 # -- the trainer's and the first follower's processes ------------------------------------------------------------------
 
 
@@ -98,22 +93,23 @@ def trainer(bucket: Path, steps: int, lr: float, warm_up: int) -> None:
     for _ in range(warm_up):
         train(model, optimizer, generator)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    table = published(model).table
-    wc.init(bucket, published(model))
-    say(event="begun", elements=table.elements, nbytes=table.nbytes)
-    with wc.Publisher(bucket, published(model)) as publisher:
+    with wc.Publisher(bucket, model, optimizer=optimizer, dtype="BF16") as publisher:  # fp32 masters, bf16 on the wire
+        table = publisher.table
+        say(event="begun", elements=table.elements, nbytes=table.nbytes)
         for step in range(1, steps + 1):
             time.sleep(ROLLOUTS)
             loss = train(model, optimizer, generator)
-            commit = publisher.publish(step, published(model)).result()
+            commit = publisher.publish(step=step).result()
             density, version = commit.changed / table.elements, commit.position.version
             say(event="step", step=step, loss=loss, version=version, density=density, nbytes=commit.object.size)
-    say(event="end", digest=wc.fingerprint(published(model)).position)
+    rounded = {name: wc.round_to("BF16", value.numpy()) for name, value in model.state_dict().items()}
+    proof = wc.fingerprint(wc.Arrays(rounded, dict.fromkeys(rounded, "BF16")))
+    say(event="end", digest=proof.position)
 
 
 def follower(bucket: Path) -> None:
     """An engine that begins with random weights: keep them at the newest version until told to stop."""
-    engine = published(Adder())
+    engine = TorchTarget(Adder().to(torch.bfloat16))
     with subscribed(bucket, engine) as subscriber:
         signal.signal(signal.SIGTERM, lambda number, frame: subscriber.stop())
         for position in subscriber.follow(LOOK_EVERY):
@@ -121,7 +117,7 @@ def follower(bucket: Path) -> None:
     say(event="end", digest=wc.fingerprint(engine).position)
 
 
-def subscribed(bucket: Path, engine: wc.Arrays) -> wc.Subscriber:
+def subscribed(bucket: Path, engine: TorchTarget) -> wc.Subscriber:
     """Once there is a channel."""
     while True:
         try:
