@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weightcast.bits import Bits, TensorSpec
@@ -120,13 +121,19 @@ class Copied:
         return [firsts[chunk] + offset * size for chunk, offset in self.batch.places]
 
 
+class Gains(Protocol):
+    """What each tensor's digest gains, on its way to this side: small, and may be kept for long."""
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Wait for it: one array of 64-bit integers."""
+        ...
+
+
 class Delivered(Protocol):
     """What changed in a batch, on its way to this side."""
 
     @property
-    def gains(self) -> torch.Tensor:
-        """What each tensor's digest gains, as signed 64-bit integers, on the batch's device."""
-        ...
+    def gains(self) -> Gains: ...
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
         """Wait, then give the tensors that changed. Some are ``replaced``: by all their bits and their digest."""

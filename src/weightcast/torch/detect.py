@@ -12,19 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.optim import Optimizer
 
 from weightcast.bits import Bits, TensorTable
 from weightcast.detect import Change, Detector, Look
-from weightcast.digest import MODULUS
 from weightcast.errors import UsageError
-from weightcast.torch.batch import Batch, Copied, Delivered, Kernels, Slot, batches_of, replacement
+from weightcast.torch.batch import Batch, Copied, Delivered, Gains, Kernels, Slot, batches_of, replacement
+from weightcast.torch.host import Here
 from weightcast.torch.model import LiveModel
 from weightcast.torch.transit import Pinned
 from weightcast.workers import Workers
 
 _log = logging.getLogger("weightcast")
+
+_OWED = 64
+"""Gains that may be on their way: those of that many looks before are long here."""
 
 _HOST_BATCH = 1 << 26
 """Elements of a shadow that are brought back to the device at a time."""
@@ -121,8 +126,9 @@ class _Journal:
 
     batch: Batch
     kernels: Kernels[Any]
-    expected: torch.Tensor
-    """Digests as of the last look."""
+    expected: npt.NDArray[np.uint64]
+    """Digests as of the last look, but for the gains that are still owed."""
+    owed: list[Gains] = field(default_factory=list)
     before: Copied | None = None
     """During a step: the bits before it."""
     flips: Any = None
@@ -156,8 +162,23 @@ class _Journal:
         if flips is None:
             return None
         delivered = self.kernels.deliver(self.batch, flips, ranked, shadow)
-        self.expected += delivered.gains
+        self.owed.append(delivered.gains)
+        if len(self.owed) > _OWED:
+            self.settle(self.owed.pop(0))
         return delivered
+
+    def settle(self, *gains: Gains) -> None:
+        for one in gains:
+            self.expected = self.expected + one.arrays()[0].view(np.uint64)
+
+    def wrong(self) -> dict[int, int]:
+        """The digests of tensors that are not what the last look and the changes since make of them."""
+        self.settle(*self.owed)
+        self.owed.clear()
+        digests = _on_this_side(self.kernels.digests(self.batch))
+        differ = np.flatnonzero(digests != self.expected)
+        self.expected = digests
+        return {int(i): int(digests[i]) for i in differ}
 
 
 class Transient:
@@ -190,7 +211,7 @@ class Transient:
 
     def _journal(self, batch: Batch) -> _Journal:
         kernels = self.weights.kernels(batch.device)
-        digests = kernels.digests(batch)
+        digests = _on_this_side(kernels.digests(batch))
         kernels.rest(batch)
         return _Journal(batch, kernels, digests)
 
@@ -241,18 +262,14 @@ class Transient:
         return found
 
     def _replaced(self, journal: _Journal) -> dict[int, tuple[Bits, int]]:
-        """The tensors of a batch that are not what the last look and the changes since make of them."""
-        digests = journal.kernels.digests(journal.batch)
-        wrong: list[int] = (digests != journal.expected).nonzero().reshape(-1).tolist()
+        """What was edited behind the optimizer's back, whole."""
+        wrong = journal.wrong()
         if not wrong:
             return {}
-        journal.expected = digests
         names = [journal.batch.specs[i].name for i in wrong]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         _log.warning("%s%s changed outside the optimizer: published whole", names[0], more)
-        return {
-            i: (self.weights.read(name).copy(), int(digests[i]) % MODULUS) for i, name in zip(wrong, names, strict=True)
-        }
+        return {i: (self.weights.read(name).copy(), wrong[i]) for i, name in zip(wrong, names, strict=True)}
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -268,12 +285,16 @@ class _Nothing:
     batch: Batch
 
     @property
-    def gains(self) -> torch.Tensor:
-        return torch.zeros(len(self.batch.sizes), dtype=torch.int64)
+    def gains(self) -> Gains:
+        return Here(np.zeros(len(self.batch.sizes), np.uint64))
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
         for i, (bits, digest) in replaced.items():
             yield replacement(self.batch.specs[i], bits, digest)
+
+
+def _on_this_side(digests: torch.Tensor) -> npt.NDArray[np.uint64]:
+    return digests.cpu().numpy().view(np.uint64)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weightcast.bits import Bits, TensorSpec
@@ -42,12 +44,21 @@ class _Found:
     gain: int
 
 
+@dataclass(frozen=True, eq=False)
+class Here:
+    """Implements `Gains`."""
+
+    gains: npt.NDArray[Any]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        return [self.gains]
+
+
 class HostDelivered:
     """Implements `Delivered`. Ranks are made when somebody asks for the changes, or wants the old copy for himself."""
 
     def __init__(self, found: list[_Found], old: Copied, ranked: bool, is_shadow: bool, workers: Workers):
-        gains = np.array([one.gain for one in found], np.uint64)
-        self.gains = torch.from_numpy(gains.view(np.int64))
+        self.gains = Here(np.array([one.gain for one in found], np.uint64))
         self._found, self._ranked, self._is_shadow, self._workers = found, ranked, is_shadow, workers
         self._old: Copied | None = old
         self._ranks: list[Ranks | None] = [None] * len(found)

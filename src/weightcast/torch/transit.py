@@ -81,15 +81,16 @@ class Arriving:
     def __init__(
         self, batch: Batch, flips: DeviceFlips, now: torch.Tensor, gains: torch.Tensor, ranks: DeviceRanks | None
     ):
-        self.gains = gains
+        self.gains = Transit([gains])
         self._batch, self._bounds = batch, flips.bounds
-        tensors = [gains, flips.indices, flips.was, now]
+        tensors = [flips.indices, flips.was, now]
         if ranks is not None:
             tensors += [ranks.ranks, ranks.bands, ranks.uppers, ranks.sizes]
         self._transit = Transit(tensors)
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
-        gains, indices, was, now, *ranks = self._transit.arrays()
+        indices, was, now, *ranks = self._transit.arrays()
+        (gains,) = self.gains.arrays()
         word = self._batch.kind.word
         blocks = [0, *accumulate(-(-size // BLOCK) for size in self._batch.sizes)]
         for i, spec in enumerate(self._batch.specs):
