@@ -166,8 +166,12 @@ def test_the_example_in_the_docstring_runs() -> None:
     assert result.failed == 0
 
 
-def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def examples_in(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_example_with_arrays_in_the_readme_runs(tmp_path: Path) -> None:
+    _, example = examples_in(README)
     arrays, mine = ({"w": np.zeros(1000, np.float32)} for _ in range(2))
 
     def train(target: wc.Arrays) -> None:
@@ -176,6 +180,33 @@ def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
     exec(example, {"url": str(tmp_path), "arrays": arrays, "mine": mine, "train": train})
     assert np.array_equal(mine["w"], arrays["w"])
     assert mine["w"].any()
+
+
+def test_the_examples_with_torch_run(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    guide = (SOURCE.parents[1] / "docs/guides/training.md").read_text()
+    in_readme, (in_guide, _, receiving) = examples_in(README)[0], examples_in(guide)
+    for i, example in enumerate((in_readme, in_guide)):
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+        def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return model(batch).square().sum()
+
+        def train(model: torch.nn.Module, batch: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            model(batch).square().sum().backward()
+            optimizer.step()
+
+        there = {"url": str(tmp_path / str(i)), "model": model, "optimizer": optimizer, "data": torch.randn(3, 2, 4)}
+        exec(example, there | {"compute_loss": compute_loss, "train": train})
+        follower = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+
+        def stop(position: wc.Position) -> None:
+            raise InterruptedError
+
+        with pytest.raises(InterruptedError):  # else it would follow for ever
+            exec(receiving, there | {"model": follower, "print": stop})
+        assert torch.equal(follower.weight, model.weight.to(torch.bfloat16))
 
 
 def test_the_readme_says_what_the_benchmark_measures() -> None:
