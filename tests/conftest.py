@@ -16,6 +16,9 @@ from rgw import Endpoint, UnavailableError, serving
 # Before torch is imported anywhere: some virtual machines advertise AMX and die in the first bf16 product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+if not Path("/dev/nvidiactl").exists():  # before Triton is imported anywhere: its kernels run here too, interpreted
+    os.environ["TRITON_INTERPRET"] = "1"
+
 settings.register_profile("weightcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weightcast")
 

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+    assert os.environ.get("TRITON_INTERPRET") == "1", "set by conftest.py, before Triton is imported"
 
 from weightcast.bits import TensorSpec, round_to  # noqa: E402
 from weightcast.codec.ranks import rank  # noqa: E402

@@ -381,6 +381,70 @@ def test_an_edit_that_undoes_a_step_is_no_change() -> None:
         same(model, follower.model)
 
 
+@pytest.mark.parametrize("detect", DETECTORS)
+def test_a_buffer_that_is_replaced_is_followed(detect: str) -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model)
+    with (
+        wc.Publisher(channel, model, optimizer=optimizer, detect=detect) as publisher,
+        Following(channel) as follower,
+    ):
+        for step in range(3):
+            train(model, optimizer, step)
+            model.scale = model.scale * 2
+            publisher.publish(step=step).result(60)
+            follower.catch_up()
+            same(model, follower.model)
+
+
+def test_a_parameter_that_is_replaced_is_refused_by_transient_and_followed_by_device() -> None:
+    for detect in ("transient", "device"):
+        model, channel = small(torch.bfloat16), store()
+        with (
+            wc.Publisher(channel, model, optimizer=adam(model), detect=detect) as publisher,
+            Following(channel) as follower,
+        ):
+            model.up.weight = nn.Parameter(torch.ones_like(model.up.weight))
+            if detect == "transient":
+                with pytest.raises(UsageError, match="no optimizer owns the new one") as caught:
+                    publisher.publish()
+                assert caught.value.tensor == "up.weight"
+            else:
+                publisher.publish().result(60)
+                follower.catch_up()
+                same(model, follower.model)
+
+
+@pytest.mark.parametrize("detect", DETECTORS)
+def test_a_model_that_is_converted_is_refused(detect: str) -> None:
+    model, channel = small(torch.float32), store()
+    optimizer = adam(model)
+    with wc.Publisher(channel, model, optimizer=optimizer, detect=detect, dtype="BF16") as publisher:
+        model.to(torch.bfloat16)
+        with pytest.raises(UsageError, match="not the one that is watched"):
+            publisher.publish()
+        if detect == "transient":
+            backward(model, 1)
+            with pytest.raises(UsageError, match="not the one that is watched"):
+                optimizer.step()
+
+
+def test_a_parameter_group_that_is_added_later_is_seen() -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model.up)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("up"))
+    with wc.Publisher(channel, model, optimizer=optimizer) as publisher, Following(channel) as follower:
+        train(model, optimizer, 1)
+        model.down.requires_grad_(True)
+        optimizer.add_param_group({"params": list(model.down.parameters())})
+        for step in range(2, 5):
+            train(model, optimizer, step)
+            publisher.publish(step=step).result(60)
+            follower.catch_up()
+            same(model, follower.model)
+
+
 # -- take up, restart ------------------------------------------------------------------------------------------------
 
 

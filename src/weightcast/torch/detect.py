@@ -102,6 +102,7 @@ class Standing:
 
     @torch.no_grad()
     def look(self) -> Look:
+        self.weights.relocate()
         self.weights.remake()
         found = ModelLook(self.weights.table)
         for batch, shadow in zip(self._batches, self._shadows, strict=True):
@@ -133,6 +134,11 @@ class _Journal:
     """During a step: the bits before it."""
     flips: Any = None
     shadow: Copied | None = None
+    marks: list[tuple[int, int]] = field(default_factory=list)
+
+    def marks_now(self) -> list[tuple[int, int]]:
+        """What changes when somebody writes to a parameter, but for writers that go behind torch's back."""
+        return [(_version(slot.source), slot.source.data_ptr()) for slot in self.batch.slots]
 
     def open(self) -> None:
         """A step begins."""
@@ -201,7 +207,6 @@ class Transient:
             self._journals[owner] = [self._journal(batch) for batch in batches_of(slots)]
         # Buffers, and what is computed from parameters: small, and nobody tells when they change.
         self._kept = [(batch, live.kernels(batch.device).take(batch)) for batch in batches_of(kept)] if kept else []
-        self._marks = self._marks_now()
         self._suspicious = False
         self._hooks = [
             hook
@@ -213,7 +218,9 @@ class Transient:
         kernels = self.weights.kernels(batch.device)
         digests = _on_this_side(kernels.digests(batch))
         kernels.rest(batch)
-        return _Journal(batch, kernels, digests)
+        journal = _Journal(batch, kernels, digests)
+        journal.marks = journal.marks_now()
+        return journal
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
@@ -227,27 +234,34 @@ class Transient:
     def _behind(self, optimizer: Optimizer, *_: object) -> None:
         for journal in self._journals.get(optimizer, ()):
             journal.note()
-        self._marks = self._marks_now()
-
-    def _marks_now(self) -> list[tuple[int, int]]:
-        """What changes when somebody writes to a parameter, but for writers that go behind torch's back."""
-        journals = [journal for journals in self._journals.values() for journal in journals]
-        return [(_version(slot.source), slot.source.data_ptr()) for one in journals for slot in one.batch.slots]
+            journal.marks = journal.marks_now()  # those of no other: this step should not have touched them
 
     def _suspect_edits(self) -> None:
-        self._suspicious = self._suspicious or self._marks_now() != self._marks
+        if any(journal.marks_now() != journal.marks for journal in self._all()):
+            self.weights.relocate()
+            self._suspicious = True
+
+    def _all(self) -> Iterator[_Journal]:
+        return (journal for journals in self._journals.values() for journal in journals)
 
     # -- look --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def look(self) -> Look:
         self._looks += 1
+        for name in self.weights.relocate():
+            if isinstance(self.weights.slots[name].source, torch.nn.Parameter):
+                hint = "Open a new publisher, with an optimizer that owns it."
+                raise UsageError(
+                    "the parameter was replaced, and no optimizer owns the new one", tensor=name, hint=hint
+                )
         self._suspect_edits()
         due = self._suspicious or (self._check_every > 0 and self._looks % self._check_every == 0)
         found = ModelLook(self.weights.table)
-        for journal in (journal for journals in self._journals.values() for journal in journals):
+        for journal in self._all():
             delivered = journal.deliver(self._ranked)
             replaced = self._replaced(journal) if due else {}
+            journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
             if replaced and delivered is None:
                 delivered = _Nothing(journal.batch)
@@ -258,7 +272,7 @@ class Transient:
             kernels = self.weights.kernels(batch.device)
             found.found.append((kernels.deliver(batch, kernels.differ(batch, shadow), self._ranked, shadow), {}))
             kernels.rest(batch)
-        self._suspicious, self._marks = False, self._marks_now()
+        self._suspicious = False
         return found
 
     def _replaced(self, journal: _Journal) -> dict[int, tuple[Bits, int]]:

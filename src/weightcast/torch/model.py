@@ -50,6 +50,8 @@ class LiveModel:
             self._add(made.name, made.shape, made.tensor(), 0, wire, table)
         specs = [slot.spec for slot in self.slots.values()]
         self.table = TensorTable.of(specs, self.layout.aliases)
+        self._homes = _homes(self.layout.model)
+        self._kinds = {name: _kind(slot.source) for name, slot in self.slots.items()}
 
     def _add(
         self,
@@ -68,6 +70,30 @@ class LiveModel:
     @property
     def model(self) -> torch.nn.Module:
         return self.layout.model
+
+    def relocate(self) -> list[str]:
+        """Find tensors whose place in the model another has taken, and go on with that one; returns their names.
+
+        `UsageError` for one that is of another dtype, size or device than before: its memory would be misread.
+        """
+        moved = []
+        for name, slot in self.slots.items():
+            if name in self.made:
+                if any(self._now(source) is not source for source in self.made[name].sources):
+                    raise _gone(name)
+                continue
+            now = self._now(slot.source)
+            if now is None or _kind(now) != self._kinds[name]:
+                raise _gone(name)
+            if now is not slot.source:
+                self._homes[id(now)] = self._homes[id(slot.source)]
+                slot.source = now
+                moved.append(name)
+        return moved
+
+    def _now(self, source: torch.Tensor) -> torch.Tensor | None:
+        home = self._homes.get(id(source))
+        return source if home is None else home[0].get(home[1])
 
     def remake(self) -> None:
         """Compute anew what is no part of the model's memory."""
@@ -132,6 +158,31 @@ class TorchTarget(LiveModel):
     @torch.no_grad()
     def write(self, name: str, bits: Bits) -> None:
         self.slots[name].words().copy_(_words(bits))
+
+
+_Home = tuple[dict[str, torch.Tensor | None], str]
+
+
+def _homes(model: torch.nn.Module) -> dict[int, _Home]:
+    """Under which name of which module a tensor is, by its identity."""
+    homes: dict[int, _Home] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    homes.setdefault(id(tensor), (tensors, name))  # type: ignore[arg-type]
+    return homes
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device, bool]:
+    return tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous()
+
+
+def _gone(name: str) -> UsageError:
+    hint = (
+        "Close the publisher before moving, converting or replacing the model's tensors, and open a new one behind it."
+    )
+    return UsageError("the tensor is not the one that is watched any more", tensor=name, hint=hint)
 
 
 def unsigned(words: torch.Tensor) -> Bits:
