@@ -397,22 +397,30 @@ def test_a_buffer_that_is_replaced_is_followed(detect: str) -> None:
             same(model, follower.model)
 
 
-def test_a_parameter_that_is_replaced_is_refused_by_transient_and_followed_by_device() -> None:
-    for detect in ("transient", "device"):
-        model, channel = small(torch.bfloat16), store()
-        with (
-            wc.Publisher(channel, model, optimizer=adam(model), detect=detect) as publisher,
-            Following(channel) as follower,
-        ):
-            model.up.weight = nn.Parameter(torch.ones_like(model.up.weight))
-            if detect == "transient":
-                with pytest.raises(UsageError, match="no optimizer owns the new one") as caught:
-                    publisher.publish()
-                assert caught.value.tensor == "up.weight"
-            else:
-                publisher.publish().result(60)
-                follower.catch_up()
-                same(model, follower.model)
+@pytest.mark.parametrize("detect", DETECTORS)
+@pytest.mark.parametrize("way", ["by name", "by load_state_dict", "by data"])
+def test_a_parameter_that_is_replaced_is_followed(detect: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, channel = small(torch.bfloat16), store()
+    optimizer = adam(model)
+    with (
+        wc.Publisher(channel, model, optimizer=optimizer, detect=detect) as publisher,
+        Following(channel) as follower,
+    ):
+        for step in range(4):
+            train(model, optimizer, step)
+            if step == 1 and way == "by name":
+                model.up.weight = nn.Parameter(torch.ones_like(model.up.weight))
+            elif step == 1 and way == "by data":
+                model.up.weight.data = torch.ones_like(model.up.weight)
+            elif step == 1:
+                model.load_state_dict(small(torch.bfloat16, seed=5).state_dict(), assign=True)
+            if step == 2:
+                optimizer = adam(model)  # which nobody watches
+                train(model, optimizer, 77)
+            publisher.publish(step=step).result(60)
+            follower.catch_up()
+            same(model, follower.model)
+    assert ("changed outside the optimizer" in caplog.text) == (detect == "transient")
 
 
 @pytest.mark.parametrize("detect", DETECTORS)

@@ -249,12 +249,8 @@ class Transient:
     @torch.no_grad()
     def look(self) -> Look:
         self._looks += 1
-        for name in self.weights.relocate():
-            if isinstance(self.weights.slots[name].source, torch.nn.Parameter):
-                hint = "Open a new publisher, with an optimizer that owns it."
-                raise UsageError(
-                    "the parameter was replaced, and no optimizer owns the new one", tensor=name, hint=hint
-                )
+        moved = [self.weights.slots[name].source for name in self.weights.relocate()]
+        self._suspicious = self._suspicious or any(isinstance(source, torch.nn.Parameter) for source in moved)
         self._suspect_edits()
         due = self._suspicious or (self._check_every > 0 and self._looks % self._check_every == 0)
         found = ModelLook(self.weights.table)
