@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import weightcast as wc
 from weightcast.bits import TensorSpec
 from weightcast.chain import Chain
 from weightcast.collect import collect, reset
+from weightcast.detect import settle
 from weightcast.errors import (
     AccessError,
     ChannelError,
@@ -795,3 +798,75 @@ def test_an_upload_that_fails_is_logged_once(store: Store, caplog: pytest.LogCap
     assert caplog.text.count("not sent yet") == 1
     failing.broken = False
     publisher.close()
+
+
+def test_an_upload_that_fails_after_the_publisher_died_keeps_nobody_waiting(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing, begun, go = Failing(store), threading.Event(), threading.Event()
+    publisher = wc.Publisher(failing, model)
+
+    def held(*_: object) -> None:
+        begun.set()
+        go.wait(30)
+        raise UnreachableError("no answer", url=store.url)
+
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(publisher._chain, "put_delta", held)
+    monkeypatch.setattr("weightcast.publisher.compose", exhausted)
+    receipts = []
+    for step in range(3):
+        train(model, step)
+        receipts.append(publisher.publish())
+        assert begun.wait(30)
+    with pytest.raises(MemoryError):
+        receipts[2].result(30)
+    go.set()
+    for receipt in receipts:
+        with pytest.raises(MemoryError):
+            receipt.result(30)
+    publisher.close()
+
+
+def test_what_failed_is_sent_while_publishing_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+    monkeypatch.setattr("weightcast.publisher._RETRY_AFTER", 0.05)
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.02)
+        return settle(*arguments)
+
+    monkeypatch.setattr("weightcast.publisher.settle", slowly)
+    with wc.Publisher(failing, model) as publisher:
+        failing.broken = True
+        deadline = time.monotonic() + 60
+        for step in count():
+            train(model, step)
+            publisher.publish()
+            if step == 3:
+                failing.broken = False
+            if publisher.position.version:
+                break
+            assert time.monotonic() < deadline
+
+
+def test_what_ends_the_block_is_what_the_caller_sees(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+
+    def block() -> None:
+        with wc.Publisher(failing, model) as publisher:
+            failing.broken = True
+            train(model, 1)
+            publisher.publish()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()

@@ -19,7 +19,7 @@ from weightcast.checkpoint import SINGLE, save
 from weightcast.codec.ranks import Ranks
 from weightcast.detect import Detector, Look, Shadowed, settle
 from weightcast.digest import Fingerprint, fingerprint
-from weightcast.errors import BaseError, ChannelError, SpaceError, StoreError, UsageError
+from weightcast.errors import BaseError, ChannelError, SpaceError, StoreError, UsageError, WeightcastError
 from weightcast.files import scratch
 from weightcast.keys import Position, check_name
 from weightcast.manifest import Manifest
@@ -88,7 +88,7 @@ class Publisher:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         detect: str | None = None,
         dtype: str | None = None,
-        check_every: int = 50,
+        check_every: int | None = None,
         codec: str = "banded",
         writer: str | None = None,
         threads: int | None = None,
@@ -99,7 +99,8 @@ class Publisher:
 
         For a model: ``optimizer`` is what changes it, one or several; ``detect`` how changes are found
         (`weightcast.torch.detect`); ``dtype`` in which float32 tensors are published where the channel is new, "BF16"
-        for one; every so many publishes the whole model's digest is checked for edits that bypassed the optimizer.
+        for one; every so many publishes the model is digested where it is, which finds edits that bypassed the
+        optimizer: each time on a GPU, every 50th on a CPU, where it costs more and patches are checked behind anyway.
         """
         self.writer = check_name(writer, "writer") if writer else new_writer()
         self._codec = codec
@@ -111,7 +112,7 @@ class Publisher:
         self._again: _Job | None = None
         self._pending: _Job | None = None
         self._kicked = self._closing = False
-        self._failures = 0
+        self._failures = self._looks = self._settled = self._awaited = 0
         self._failure: StoreError | SpaceError | None = None
         self._dead: BaseException | None = None
         self._told = False
@@ -145,7 +146,7 @@ class Publisher:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         detect: str | None,
         dtype: str | None,
-        check_every: int,
+        check_every: int | None,
         begun: Chain | None,
     ) -> Detector:
         ranked = self._codec == "banded"
@@ -215,12 +216,19 @@ class Publisher:
             with self._lock:
                 self._refuse_dead()
                 self._seen.append(_Seen(look, step, [receipt]))
+                self._looks += 1
                 self._lock.notify_all()
         return receipt
 
     def _look(self, weights: Weights | None) -> Look:
         if weights is None:
-            return self._detector.look()
+            try:
+                return self._detector.look()
+            except UsageError:  # before anything was looked at
+                raise
+            except BaseException as error:  # some of what changed has been seen, and is lost with this
+                self._die([], error)
+                raise
         if not isinstance(self._detector, Shadowed):
             raise UsageError(
                 "a publisher of a model publishes that model", hint="Call publish(step=…) without weights."
@@ -263,6 +271,7 @@ class Publisher:
             with self._lock:
                 if self._dead is None:
                     self._seen.popleft()
+                    self._settled += 1
                     self._pending = job
                 else:
                     _fail([job], self._dead)
@@ -297,8 +306,8 @@ class Publisher:
                     self._lock.notify_all()
 
     def _has_work(self) -> bool:
-        """Something to send. What failed waits for what was seen since: they go together."""
-        return self._pending is not None if self._again is None else not self._seen
+        """Something to send. What failed goes together with what had been seen when its turn came again."""
+        return self._pending is not None if self._again is None else self._settled >= self._awaited
 
     def _next(self) -> tuple[_Job, _Job | None]:
         """What to send now. What failed before a commit was tried goes together with what came meanwhile."""
@@ -341,10 +350,15 @@ class Publisher:
             if self._failure is None:
                 _log.warning("not sent yet, and tried again every few seconds: %s", error)
             self._failure, self._failures = error, self._failures + 1
-            self._again = job
             self._active = None
+            if self._dead is not None:
+                _fail([job], self._dead)
+                self._lock.notify_all()
+                return
+            self._again = job
             self._lock.notify_all()
-            self._lock.wait_for(lambda: self._kicked or self._closing, _RETRY_AFTER)
+            self._lock.wait_for(lambda: self._kicked or self._closing or self._dead is not None, _RETRY_AFTER)
+            self._awaited = self._looks
 
     def _die(self, jobs: Sequence[_Job | None], error: BaseException) -> None:
         with self._lock:
@@ -406,7 +420,12 @@ class Publisher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except WeightcastError as problem:
+            if kind is None:
+                raise
+            _log.warning("not everything was sent: %s", problem)  # what ended the block is what the caller must see
 
 
 def _is_module(weights: object) -> TypeGuard[torch.nn.Module]:

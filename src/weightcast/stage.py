@@ -61,6 +61,8 @@ def stage(
     require_space(out.parent, 2 * sum(_plain_bytes(row) for row in reader.rows))
     with PatchWriter("plain", out.parent) as writer, replacing(out) as file:
         for tensor in proven(reader, weights, start, workers, report):
+            if not tensor.changed:  # sent whole by a writer that did not know what was there
+                continue
             whole = weights.read(tensor.spec.name) if _is_dense(tensor) else None
             writer.add(CODECS["plain"].encode(tensor, whole, workers))
         writer.finish(file, header.base, header.result, header.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,6 +122,13 @@ class Copied:
         return [firsts[chunk] + offset * size for chunk, offset in self.batch.places]
 
 
+@dataclass(eq=False)
+class Ledger:
+    """The digests of a batch's tensors as delivered, in the order of deliveries."""
+
+    digests: npt.NDArray[np.uint64]
+
+
 class Gains(Protocol):
     """What each tensor's digest gains, on its way to this side: small, and may be kept for long."""
 
@@ -153,6 +161,12 @@ def change_of(
     return Change(spec, indices[kept], was[kept], now[kept], gain, left)
 
 
+def log_edits(names: Sequence[str]) -> None:
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        logging.getLogger("weightcast").warning("%s%s changed outside the optimizer: published whole", names[0], more)
+
+
 def replacement(spec: TensorSpec, bits: Bits, digest: int) -> Change:
     """All of a tensor, whatever was there."""
     return Change(spec, np.arange(spec.elements), None, bits, digest, None)
@@ -178,10 +192,13 @@ class Kernels(Protocol, Generic[F]):
         """Write the bits that were there back into a copy."""
         ...
 
-    def deliver(self, batch: Batch, flips: F, ranked: bool, shadow: Copied | None) -> Delivered:
+    def deliver(
+        self, batch: Batch, flips: F, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+    ) -> Delivered:
         """Read the bits that are there now, rank, and send it all to this side.
 
-        A ``shadow`` holds what was there everywhere, and is brought up to now.
+        A ``shadow`` holds what was there everywhere, and is brought up to now. With a ``ledger`` a kernel set may check
+        behind that what was there is what was delivered before.
         """
         ...
 

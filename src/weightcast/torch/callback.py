@@ -51,7 +51,7 @@ class WeightcastCallback(TrainerCallback):
         every: int = 1,
         dtype: str | None = None,
         detect: str | None = None,
-        check_every: int = 50,
+        check_every: int | None = None,
         codec: str = "banded",
         writer: str | None = None,
     ):
@@ -139,13 +139,13 @@ class WeightcastCallback(TrainerCallback):
 
     def _publish(self, publisher: Publisher, step: int | None) -> None:
         self._receipt = publisher.publish(step=step)
+        self._drain()
         self._underway.append(self._receipt)
         self._published_step = step
 
     def _metrics(self) -> dict[str, float]:
         """Of the newest commit that is known without waiting; raises what ended the publisher."""
-        while self._underway and self._underway[0].done():
-            self._newest = self._underway.popleft().result()
+        self._drain()
         if self._newest is None or self._publisher is None:
             return {}
         return {
@@ -153,6 +153,10 @@ class WeightcastCallback(TrainerCallback):
             "weightcast/changed": self._newest.changed / self._publisher.table.elements,
             "weightcast/bytes": self._newest.object.size,
         }
+
+    def _drain(self) -> None:
+        while self._underway and self._underway[0].done():
+            self._newest = self._underway.popleft().result()
 
     def _abandon(self) -> None:
         """Close what a training that raised has left open: the trainer does not tell us of that."""

@@ -7,7 +7,7 @@ keeps a copy beside the model, `host` one in pinned memory on this side. All thr
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +20,25 @@ from torch.optim import Optimizer
 from weightcast.bits import Bits, TensorTable
 from weightcast.detect import Change, Detector, Look
 from weightcast.errors import UsageError
-from weightcast.torch.batch import Batch, Copied, Delivered, Gains, Kernels, Slot, batches_of, replacement
+from weightcast.torch.batch import (
+    Batch,
+    Copied,
+    Delivered,
+    Gains,
+    Kernels,
+    Ledger,
+    Slot,
+    batches_of,
+    log_edits,
+    replacement,
+)
 from weightcast.torch.host import Here
 from weightcast.torch.model import LiveModel
 from weightcast.torch.transit import Pinned
 from weightcast.workers import Workers
 
-_log = logging.getLogger("weightcast")
+_CHECK_EVERY = 50
+"""Publishes on a CPU from one digest of the live model to the next."""
 
 _OWED = 64
 """Gains that may be on their way: those of that many looks before are long here."""
@@ -40,13 +52,13 @@ def watch(
     optimizer: Optimizer | Sequence[Optimizer] | None,
     detect: str | None,
     dtype: str | torch.dtype | None,
-    check_every: int,
+    check_every: int | None,
     table: TensorTable | None,
     ranked: bool,
     workers: Workers,
 ) -> Detector:
     """The detector that was asked for; ``table`` is the channel's, if there is one."""
-    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
     optimizers = [_innermost(one) for one in given]
     detect = detect or ("transient" if optimizers else "device")
     if detect not in ("transient", "device", "host"):
@@ -129,6 +141,7 @@ class _Journal:
     kernels: Kernels[Any]
     expected: npt.NDArray[np.uint64]
     """Digests as of the last look, but for the gains that are still owed."""
+    ledger: Ledger
     owed: list[Gains] = field(default_factory=list)
     before: Copied | None = None
     """During a step: the bits before it."""
@@ -167,7 +180,7 @@ class _Journal:
             flips = self.kernels.differ(self.batch, shadow)
         if flips is None:
             return None
-        delivered = self.kernels.deliver(self.batch, flips, ranked, shadow)
+        delivered = self.kernels.deliver(self.batch, flips, ranked, shadow, self.ledger)
         self.owed.append(delivered.gains)
         if len(self.owed) > _OWED:
             self.settle(self.owed.pop(0))
@@ -190,9 +203,13 @@ class _Journal:
 class Transient:
     """`transient`: nothing stands but the journal. What bypasses the optimizer is found by digest, and sent whole."""
 
-    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int, ranked: bool):
+    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, ranked: bool):
         self.weights = live
-        self._ranked, self._check_every = ranked, check_every
+        here = all(slot.source.device.type == "cpu" for slot in live.slots.values())
+        self._ranked = ranked
+        self._check_every = (_CHECK_EVERY if here else 1) if check_every is None else check_every
+        self._stepping: int | None = None
+        """The thread that is inside a step."""
         self._looks = 0
         owners = _owners(live, optimizers)
         kept: list[Slot] = []
@@ -218,20 +235,24 @@ class Transient:
         kernels = self.weights.kernels(batch.device)
         digests = _on_this_side(kernels.digests(batch))
         kernels.rest(batch)
-        journal = _Journal(batch, kernels, digests)
+        journal = _Journal(batch, kernels, digests, Ledger(digests))
         journal.marks = journal.marks_now()
         return journal
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, *_: object) -> None:
+        self._stepping = threading.get_ident()
         self._suspect_edits()
         for journal in self._journals.get(optimizer, ()):
             journal.open()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _behind(self, optimizer: Optimizer, *_: object) -> None:
+        self._stepping = None
         for journal in self._journals.get(optimizer, ()):
             journal.note()
             journal.marks = journal.marks_now()  # those of no other: this step should not have touched them
@@ -248,6 +269,9 @@ class Transient:
 
     @torch.no_grad()
     def look(self) -> Look:
+        if self._stepping not in (None, threading.get_ident()):
+            raise UsageError("the optimizer is in the middle of a step", hint="Publish between steps.")
+        self._stepping = None  # a step of this thread's own broke off
         self._looks += 1
         moved = [self.weights.slots[name].source for name in self.weights.relocate()]
         self._suspicious = self._suspicious or any(isinstance(source, torch.nn.Parameter) for source in moved)
@@ -260,7 +284,7 @@ class Transient:
             journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
             if replaced and delivered is None:
-                delivered = _Nothing(journal.batch)
+                delivered = _Nothing(journal.batch, journal.ledger)
             if delivered is not None:
                 found.found.append((delivered, replaced))
         self.weights.remake()
@@ -277,8 +301,7 @@ class Transient:
         if not wrong:
             return {}
         names = [journal.batch.specs[i].name for i in wrong]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        _log.warning("%s%s changed outside the optimizer: published whole", names[0], more)
+        log_edits(names)
         return {i: (self.weights.read(name).copy(), wrong[i]) for i, name in zip(wrong, names, strict=True)}
 
     def close(self) -> None:
@@ -293,6 +316,7 @@ class _Nothing:
     """Of a batch in which no step changed anything: only what is replaced."""
 
     batch: Batch
+    ledger: Ledger
 
     @property
     def gains(self) -> Gains:
@@ -300,6 +324,7 @@ class _Nothing:
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
         for i, (bits, digest) in replaced.items():
+            self.ledger.digests[i] = digest
             yield replacement(self.batch.specs[i], bits, digest)
 
 

@@ -13,7 +13,7 @@ import torch
 from weightcast.codec.ranks import band_cost, traits
 from weightcast.kernels.bands import BLOCK, MAX_BANDS
 from weightcast.torch import triton as kernels
-from weightcast.torch.batch import Batch, Copied
+from weightcast.torch.batch import Batch, Copied, Ledger
 from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks
 from weightcast.torch.triton import SUB, TILE, launch
 
@@ -146,7 +146,9 @@ class GpuKernels:
             flips.indices, values, STEP=64, WIDTH=copied.batch.kind.width, num_warps=2,
         )  # fmt: skip
 
-    def deliver(self, batch: Batch, flips: GpuFlips, ranked: bool, shadow: Copied | None) -> Arriving:
+    def deliver(
+        self, batch: Batch, flips: GpuFlips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+    ) -> Arriving:
         cut = self._cut(batch)
         now = torch.empty_like(flips.was)
         sums = torch.empty(cut.tiles, dtype=torch.int64, device=batch.device)

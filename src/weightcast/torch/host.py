@@ -19,9 +19,10 @@ import torch
 from weightcast.bits import Bits, TensorSpec
 from weightcast.codec.ranks import SPAN, Ranks, rank
 from weightcast.detect import Change
+from weightcast.digest import tensor_digest
 from weightcast.kernels import cpu
 from weightcast.patch import Indices
-from weightcast.torch.batch import Batch, Copied, change_of, replacement
+from weightcast.torch.batch import Batch, Copied, Ledger, change_of, log_edits, replacement
 from weightcast.workers import Workers
 
 _FORMATS = {"BF16": (7, 8), "F16": (10, 5)}
@@ -57,15 +58,29 @@ class Here:
 class HostDelivered:
     """Implements `Delivered`. Ranks are made when somebody asks for the changes, or wants the old copy for himself."""
 
-    def __init__(self, found: list[_Found], old: Copied, ranked: bool, is_shadow: bool, workers: Workers):
+    def __init__(
+        self,
+        found: list[_Found],
+        old: Copied,
+        ranked: bool,
+        is_shadow: bool,
+        ledger: Ledger | None,
+        workers: Workers,
+    ):
         self.gains = Here(np.array([one.gain for one in found], np.uint64))
         self._found, self._ranked, self._is_shadow, self._workers = found, ranked, is_shadow, workers
+        self._ledger = ledger
+        self._edited: dict[int, tuple[Bits, int]] = {}
         self._old: Copied | None = old
         self._ranks: list[Ranks | None] = [None] * len(found)
         self._lock = threading.Lock()
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
         self.settle()
+        for i, (_, digest) in replaced.items():
+            if self._ledger is not None:
+                self._ledger.digests[i] = digest
+        replaced = self._edited | dict(replaced)
         for i, (one, ranks) in enumerate(zip(self._found, self._ranks, strict=True)):
             change = change_of(one.spec, one.indices, one.was, one.now, one.gain, ranks)
             if i in replaced:
@@ -80,12 +95,28 @@ class HostDelivered:
             if old is None:
                 return
             tensors = [_unsigned(words) for words in old.words()]
+            if self._ledger is not None:
+                self._check(self._ledger, tensors)
             if self._ranked:
                 work = self._workers.stream(lambda i: self._rank(i, tensors[i]), range(len(tensors)), self._size)
                 self._ranks = list(work)
             if self._is_shadow:
                 for bits, one in zip(tensors, self._found, strict=True):
                     cpu.scatter(bits, one.indices, one.now)
+
+    def _check(self, ledger: Ledger, tensors: list[Bits]) -> None:
+        """What was edited before the step began is not what the ledger has: it is sent whole."""
+        digests = self._workers.stream(
+            lambda i: tensor_digest(tensors[i], self._workers), range(len(tensors)), self._size
+        )
+        found = np.array(list(digests), np.uint64)
+        wrong = np.flatnonzero(found != ledger.digests)
+        ledger.digests = found + self.gains.gains
+        for i in wrong.tolist():
+            one, bits = self._found[i], tensors[i].copy()
+            cpu.scatter(bits, one.indices, one.now)
+            self._edited[i] = bits, int(ledger.digests[i])
+        log_edits([self._found[i].spec.name for i in wrong.tolist()])
 
     def _size(self, i: int) -> int:
         return self._found[i].spec.elements
@@ -120,7 +151,7 @@ class HostKernels:
     def _room_for(self, batch: Batch) -> Copied:
         rooms = self._rooms.setdefault(batch, [])
         copied = Copied(batch, rooms.pop()) if rooms else Copied.room(batch)
-        finalize(copied, rooms.append, copied.chunks).atexit = False
+        finalize(copied, _give_back, rooms, copied.chunks).atexit = False
         return copied
 
     def differ(self, batch: Batch, old: Copied) -> Flips:
@@ -151,7 +182,9 @@ class HostKernels:
         for words, (indices, was) in zip(copied.words(), flips.places, strict=True):
             cpu.scatter(_unsigned(words), indices, was)
 
-    def deliver(self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None) -> HostDelivered:
+    def deliver(
+        self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+    ) -> HostDelivered:
         sources = bits_in(batch)
 
         def one(i: int) -> _Found:
@@ -163,7 +196,7 @@ class HostKernels:
 
         found = self._workers.map(one, range(len(sources)))
         old = flips.old if shadow is None else shadow
-        delivered = HostDelivered(found, old, ranked, shadow is not None, self._workers)
+        delivered = HostDelivered(found, old, ranked, shadow is not None, ledger, self._workers)
         if shadow is not None:
             self._unsettled[shadow] = delivered
         return delivered
@@ -195,6 +228,12 @@ class HostKernels:
         out: Bits = room[: size * batch.kind.word.itemsize].view(batch.kind.word)
         _wire(batch, span, out)
         return out
+
+
+def _give_back(rooms: list[list[torch.Tensor]], chunks: list[torch.Tensor]) -> None:
+    """Two take turns: one in use, one being ranked against."""
+    if len(rooms) < 2:
+        rooms.append(chunks)
 
 
 def _spans(batch: Batch) -> list[tuple[int, int]]:

@@ -50,7 +50,12 @@ class LiveModel:
             self._add(made.name, made.shape, made.tensor(), 0, wire, table)
         specs = [slot.spec for slot in self.slots.values()]
         self.table = TensorTable.of(specs, self.layout.aliases)
-        self._homes = _homes(self.layout.model)
+        tensors = _tensors(self.layout.model)
+        sources = [piece.source for piece in self.layout.pieces]
+        sources += [source for made in self.layout.made for source in made.sources]
+        watched = {id(source) for source in sources}
+        self._places = {name: tensor for name, tensor in tensors.items() if id(tensor) in watched}
+        self._known = set(tensors)
         self._kinds = {name: _kind(slot.source) for name, slot in self.slots.items()}
 
     def _add(
@@ -63,7 +68,7 @@ class LiveModel:
         table: TensorTable | None,
     ) -> None:
         own = DTYPES[source.dtype]
-        wanted = wire if wire is not None else table[name].dtype if table is not None and name in table else own
+        wanted = table[name].dtype if table is not None and name in table else wire or own
         narrow = own == "F32" and wanted in _NARROW
         self.slots[name] = Slot(TensorSpec(name, wanted if narrow else own, tuple(shape)), source, offset, narrow)
 
@@ -76,24 +81,33 @@ class LiveModel:
 
         `UsageError` for one that is of another dtype, size or device than before: its memory would be misread.
         """
+        tensors = _tensors(self.model)
+        if any(isinstance(tensors[name], torch.nn.Parameter) for name in tensors.keys() - self._known):
+            raise _gone(min(tensors.keys() - self._known))
+        now: dict[int, torch.Tensor] = {}
+        for name, old in self._places.items():
+            there = tensors.get(name)
+            if there is None or now.setdefault(id(old), there).data_ptr() != there.data_ptr():  # or no longer tied
+                raise _gone(name)
+        if all(tensor is tensors[name] for name, tensor in self._places.items()):
+            return self._unchanged()
+        for made in self.made.values():
+            if any(now[id(source)] is not source for source in made.sources):
+                raise _gone(made.name)
         moved = []
         for name, slot in self.slots.items():
-            if name in self.made:
-                if any(self._now(source) is not source for source in self.made[name].sources):
-                    raise _gone(name)
-                continue
-            now = self._now(slot.source)
-            if now is None or _kind(now) != self._kinds[name]:
-                raise _gone(name)
-            if now is not slot.source:
-                self._homes[id(now)] = self._homes[id(slot.source)]
-                slot.source = now
+            if name not in self.made and now[id(slot.source)] is not slot.source:
+                slot.source = now[id(slot.source)]
                 moved.append(name)
-        return moved
+        self._places = {name: tensors[name] for name in self._places}
+        return moved + self._unchanged()
 
-    def _now(self, source: torch.Tensor) -> torch.Tensor | None:
-        home = self._homes.get(id(source))
-        return source if home is None else home[0].get(home[1])
+    def _unchanged(self) -> list[str]:
+        """Nothing; `UsageError` unless all tensors are of the kind they were."""
+        for name, slot in self.slots.items():
+            if name not in self.made and _kind(slot.source) != self._kinds[name]:
+                raise _gone(name)
+        return []
 
     def remake(self) -> None:
         """Compute anew what is no part of the model's memory."""
@@ -160,18 +174,9 @@ class TorchTarget(LiveModel):
         self.slots[name].words().copy_(_words(bits))
 
 
-_Home = tuple[dict[str, torch.Tensor | None], str]
-
-
-def _homes(model: torch.nn.Module) -> dict[int, _Home]:
-    """Under which name of which module a tensor is, by its identity."""
-    homes: dict[int, _Home] = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    homes.setdefault(id(tensor), (tensors, name))  # type: ignore[arg-type]
-    return homes
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers, under each of their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device, bool]:

@@ -9,7 +9,7 @@ import torch
 from weightcast.bits import Dtype
 from weightcast.codec.ranks import band_cost, traits
 from weightcast.kernels.bands import BAND_COST, BLOCK, MAX_BANDS
-from weightcast.torch.batch import WORDS, Batch, Copied
+from weightcast.torch.batch import WORDS, Batch, Copied, Ledger
 from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks
 
 _LEAST = -(1 << 63)
@@ -44,7 +44,9 @@ class PlainKernels:
             mine = _slice(flips, i)
             target[flips.indices[mine]] = values[mine]
 
-    def deliver(self, batch: Batch, flips: DeviceFlips, ranked: bool, shadow: Copied | None) -> Arriving:
+    def deliver(
+        self, batch: Batch, flips: DeviceFlips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+    ) -> Arriving:
         now = torch.cat([_wire(batch, words[flips.indices[_slice(flips, i)]]) for i, words in enumerate(batch.words())])
         gains = torch.stack([
             (_mix(flips.indices[mine], now[mine]) - _mix(flips.indices[mine], flips.was[mine])).sum()

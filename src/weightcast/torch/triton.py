@@ -7,8 +7,10 @@ codec's blocks. Twins on the CPU are in `weightcast.kernels`; tests hold them to
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
@@ -408,6 +410,9 @@ def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indice
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Run a kernel with so many programs; none for nothing."""
-    if programs:
+    """Run a kernel with so many programs, on the device of its first argument; none for nothing."""
+    if not programs:
+        return
+    device = arguments[0].device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel[(programs,)](*arguments, **options)
