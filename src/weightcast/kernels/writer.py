@@ -44,26 +44,15 @@ def _best_rice(gaps):
 @kernel
 def _rank_gaps(ranks, mine, size, inverted, gaps):
     """Gaps between the ranks of a band's changes (or, inverted, of all others in it), and the closing one."""
-    used, last, expected = 0, -1, 0
-    for i in mine:
-        rank = np.int64(ranks[i])
-        if inverted:
-            while expected < rank:
-                gaps[used] = expected - last - 1
-                used += 1
-                last = expected
-                expected += 1
-            expected = rank + 1
-        else:
-            gaps[used] = rank - last - 1
+    used, last, unseen = 0, -1, 0
+    for k in range(mine.size + 1):
+        rank = np.int64(ranks[mine[k]]) if k < mine.size else size
+        first = unseen if inverted else rank
+        for listed in range(first, rank if inverted else min(rank + 1, size)):
+            gaps[used] = listed - last - 1
             used += 1
-            last = rank
-    if inverted:
-        while expected < size:
-            gaps[used] = expected - last - 1
-            used += 1
-            last = expected
-            expected += 1
+            last = listed
+        unseen = rank + 1
     gaps[used] = size - last - 1
     return used + 1
 
