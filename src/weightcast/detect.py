@@ -161,7 +161,7 @@ class Shadowed:
         self._shadow = Copies.of(weights)
 
     def look(self, weights: Weights | None = None) -> Look:
-        source, base = weights or self.weights, self._shadow
+        source, base = self.weights if weights is None else weights, self._shadow
         refuse_other_table(base.table, source.table)
 
         def one(spec: TensorSpec) -> tuple[TensorPatch, Bits] | None:

@@ -51,11 +51,11 @@ class LiveModel:
         specs = [slot.spec for slot in self.slots.values()]
         self.table = TensorTable.of(specs, self.layout.aliases)
         tensors = _tensors(self.layout.model)
-        sources = [piece.source for piece in self.layout.pieces]
-        sources += [source for made in self.layout.made for source in made.sources]
-        watched = {id(source) for source in sources}
-        self._places = {name: tensor for name, tensor in tensors.items() if id(tensor) in watched}
         self._known = set(tensors)
+        self._names: dict[int, list[str]] = {}
+        for name, tensor in tensors.items():
+            self._names.setdefault(id(tensor), []).append(name)
+        self._homes = {piece.name: self._names[id(piece.source)] for piece in self.layout.pieces}
         self._kinds = {name: _kind(slot.source) for name, slot in self.slots.items()}
 
     def _add(
@@ -82,32 +82,23 @@ class LiveModel:
         `UsageError` for one that is of another dtype, size or device than before: its memory would be misread.
         """
         tensors = _tensors(self.model)
-        if any(isinstance(tensors[name], torch.nn.Parameter) for name in tensors.keys() - self._known):
-            raise _gone(min(tensors.keys() - self._known))
-        now: dict[int, torch.Tensor] = {}
-        for name, old in self._places.items():
-            there = tensors.get(name)
-            if there is None or now.setdefault(id(old), there).data_ptr() != there.data_ptr():  # or no longer tied
+        for name in sorted(tensors.keys() - self._known):
+            if isinstance(tensors[name], torch.nn.Parameter):
                 raise _gone(name)
-        if all(tensor is tensors[name] for name, tensor in self._places.items()):
-            return self._unchanged()
         for made in self.made.values():
-            if any(now[id(source)] is not source for source in made.sources):
+            if any(tensors.get(name) is not source for source in made.sources for name in self._names[id(source)]):
                 raise _gone(made.name)
         moved = []
-        for name, slot in self.slots.items():
-            if name not in self.made and now[id(slot.source)] is not slot.source:
-                slot.source = now[id(slot.source)]
-                moved.append(name)
-        self._places = {name: tensors[name] for name in self._places}
-        return moved + self._unchanged()
-
-    def _unchanged(self) -> list[str]:
-        """Nothing; `UsageError` unless all tensors are of the kind they were."""
-        for name, slot in self.slots.items():
-            if name not in self.made and _kind(slot.source) != self._kinds[name]:
+        for name, home in self._homes.items():
+            now, slot = [tensors.get(other) for other in home], self.slots[name]
+            first = now[0]
+            tied = first is not None and all(one is not None and one.data_ptr() == first.data_ptr() for one in now)
+            if first is None or not tied or _kind(first) != self._kinds[name]:
                 raise _gone(name)
-        return []
+            if first is not slot.source:
+                slot.source = first
+                moved.append(name)
+        return moved
 
     def remake(self) -> None:
         """Compute anew what is no part of the model's memory."""

@@ -12,7 +12,7 @@ from weightcast.kernels.bands import BAND_COST, BLOCK, MAX_BANDS
 from weightcast.torch.batch import WORDS, Batch, Copied, Ledger
 from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks
 
-_LEAST = -(1 << 63)
+_MOST = (1 << 63) - 1
 
 
 class PlainKernels:
@@ -195,7 +195,7 @@ def _choose(
         counts = members, changed, far
         both = tuple(torch.where(paired, count + count.gather(1, other), 0) for count in counts)
         bits = bits_of(counts)
-        loss = torch.where(paired, bits_of(both) - bits - bits.gather(1, other), -(_LEAST + 1))
+        loss = torch.where(paired, bits_of(both) - bits - bits.gather(1, other), _MOST)
         least = loss.min(1).values
         best = torch.where(loss == least[:, None], key, 256).min(1).values
         left = active.sum(1)
