@@ -99,8 +99,8 @@ class Publisher:
 
         For a model: ``optimizer`` is what changes it, one or several; ``detect`` how changes are found
         (`weightcast.torch.detect`); ``dtype`` in which float32 tensors are published where the channel is new, "BF16"
-        for one; every so many publishes the model is digested where it is, which finds edits that bypassed the
-        optimizer: each time on a GPU, every 50th on a CPU, where it costs more and patches are checked behind anyway.
+        for one. What bypassed the optimizer is found by digesting the model where it is: at each publish on a GPU, at
+        every ``check_every``-th (50th) on a CPU, where it costs more and patches are checked behind anyway.
         """
         self.writer = check_name(writer, "writer") if writer else new_writer()
         self._codec = codec

@@ -34,11 +34,11 @@ from weightcast.torch.batch import (
 )
 from weightcast.torch.host import Here
 from weightcast.torch.model import LiveModel
-from weightcast.torch.transit import Pinned
+from weightcast.torch.transit import Pinned, Transit
 from weightcast.workers import Workers
 
 _CHECK_EVERY = 50
-"""Publishes on a CPU from one digest of the live model to the next."""
+"""Publishes on a CPU from one digest of the live model to the next; on a device each one takes it."""
 
 _OWED = 64
 """Gains that may be on their way: those of that many looks before are long here."""
@@ -190,11 +190,11 @@ class _Journal:
         for one in gains:
             self.expected = self.expected + one.arrays()[0].view(np.uint64)
 
-    def wrong(self) -> dict[int, int]:
-        """The digests of tensors that are not what the last look and the changes since make of them."""
+    def wrong(self, live: Gains) -> dict[int, int]:
+        """Those ``live`` digests that are not what the last look and the changes since make of them."""
         self.settle(*self.owed)
         self.owed.clear()
-        digests = _on_this_side(self.kernels.digests(self.batch))
+        digests = live.arrays()[0].view(np.uint64)
         differ = np.flatnonzero(digests != self.expected)
         self.expected = digests
         return {int(i): int(digests[i]) for i in differ}
@@ -205,9 +205,8 @@ class Transient:
 
     def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, ranked: bool):
         self.weights = live
-        here = all(slot.source.device.type == "cpu" for slot in live.slots.values())
         self._ranked = ranked
-        self._check_every = (_CHECK_EVERY if here else 1) if check_every is None else check_every
+        self._check_every = _CHECK_EVERY if check_every is None else check_every
         self._stepping: int | None = None
         """The thread that is inside a step."""
         self._looks = 0
@@ -277,10 +276,13 @@ class Transient:
         self._suspicious = self._suspicious or any(isinstance(source, torch.nn.Parameter) for source in moved)
         self._suspect_edits()
         due = self._suspicious or (self._check_every > 0 and self._looks % self._check_every == 0)
+        # A device ranks by what it has now: after an edit that nobody saw, those ranks decode for no follower.
         found = ModelLook(self.weights.table)
         for journal in self._all():
+            checked = due or journal.batch.device.type != "cpu"
+            live = Transit([journal.kernels.digests(journal.batch)]) if checked else None
             delivered = journal.deliver(self._ranked)
-            replaced = self._replaced(journal) if due else {}
+            replaced = self._replaced(journal, live) if live else {}
             journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
             if replaced and delivered is None:
@@ -295,9 +297,9 @@ class Transient:
         self._suspicious = False
         return found
 
-    def _replaced(self, journal: _Journal) -> dict[int, tuple[Bits, int]]:
+    def _replaced(self, journal: _Journal, live: Gains) -> dict[int, tuple[Bits, int]]:
         """What was edited behind the optimizer's back, whole."""
-        wrong = journal.wrong()
+        wrong = journal.wrong(live)
         if not wrong:
             return {}
         names = [journal.batch.specs[i].name for i in wrong]

@@ -14,7 +14,7 @@ from weightcast.codec.ranks import band_cost, traits
 from weightcast.kernels.bands import BLOCK, MAX_BANDS
 from weightcast.torch import triton as kernels
 from weightcast.torch.batch import Batch, Copied, Ledger
-from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks
+from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks, Transit
 from weightcast.torch.triton import SUB, TILE, launch
 
 _NARROW = {None: 0, "BF16": 1, "F16": 2}
@@ -156,6 +156,7 @@ class GpuKernels:
             kernels.gather, cut.tiles, self._sources(batch).table, cut.tile_tensor, flips.ends[1:], flips.counts,
             flips.indices, flips.was, now, sums, **self._widths(batch), STEP=64, num_warps=2,
         )  # fmt: skip
+        gains = Transit([self._by_tensor(batch, sums)])  # ahead of the ranks, which nobody waits for
         ranks = None
         if ranked and flips.bounds[-1]:
             old = shadow
@@ -165,7 +166,7 @@ class GpuKernels:
             ranks = self._rank(batch, old, flips, now)
         if shadow is not None:
             self._put(shadow, flips, now)
-        return Arriving(batch, flips, now, self._by_tensor(batch, sums), ranks)
+        return Arriving(batch, flips, now, gains, ranks)
 
     def _rank(self, batch: Batch, old: Copied, flips: GpuFlips, now: torch.Tensor) -> DeviceRanks:
         cut, device, before = self._cut(batch), batch.device, self._copy(old)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +60,7 @@ class LiveModel:
             self._names.setdefault(id(tensor), []).append(name)
         self._homes = {piece.name: self._names[id(piece.source)] for piece in self.layout.pieces}
         self._kinds = {name: _kind(slot.source) for name, slot in self.slots.items()}
+        self._census = _Census.of(self.layout.model)
 
     def _add(
         self,
@@ -81,6 +85,9 @@ class LiveModel:
 
         `UsageError` for one that is of another dtype, size or device than before: its memory would be misread.
         """
+        census = _Census.of(self.model)
+        if census.same(self._census):
+            return []
         tensors = _tensors(self.model)
         for name in sorted(tensors.keys() - self._known):
             if isinstance(tensors[name], torch.nn.Parameter):
@@ -98,6 +105,7 @@ class LiveModel:
             if first is not slot.source:
                 slot.source = first
                 moved.append(name)
+        self._census = census
         return moved
 
     def remake(self) -> None:
@@ -168,6 +176,27 @@ class TorchTarget(LiveModel):
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """All parameters and buffers, under each of their names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+@dataclass
+class _Census:
+    """Which tensors a model has, of what kind and where. Names take twice as long."""
+
+    tensors: list[torch.Tensor]
+    kinds: list[tuple[object, ...]]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> _Census:
+        tensors = [one for module in model.modules() for one in _own(module) if one is not None]
+        return cls(tensors, [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for t in tensors])
+
+    def same(self, other: _Census) -> bool:
+        return self.kinds == other.kinds and all(map(operator.is_, self.tensors, other.tensors))
+
+
+def _own(module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
+    yield from module._parameters.values()
+    yield from module._buffers.values()
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device, bool]:

@@ -10,7 +10,7 @@ from weightcast.bits import Dtype
 from weightcast.codec.ranks import band_cost, traits
 from weightcast.kernels.bands import BAND_COST, BLOCK, MAX_BANDS
 from weightcast.torch.batch import WORDS, Batch, Copied, Ledger
-from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks
+from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks, Transit
 
 _MOST = (1 << 63) - 1
 
@@ -59,7 +59,7 @@ class PlainKernels:
             ranks = _rank(batch, old, flips, now)
         if shadow is not None:
             self._put(shadow, flips, now)
-        return Arriving(batch, flips, now, gains, ranks)
+        return Arriving(batch, flips, now, Transit([gains]), ranks)
 
     def rest(self, batch: Batch) -> None:
         """Nothing is held."""

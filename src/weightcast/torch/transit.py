@@ -78,10 +78,8 @@ def _stream(device: int) -> torch.cuda.Stream:
 class Arriving:
     """Implements `Delivered` for flips that were found on a device."""
 
-    def __init__(
-        self, batch: Batch, flips: DeviceFlips, now: torch.Tensor, gains: torch.Tensor, ranks: DeviceRanks | None
-    ):
-        self.gains = Transit([gains])
+    def __init__(self, batch: Batch, flips: DeviceFlips, now: torch.Tensor, gains: Transit, ranks: DeviceRanks | None):
+        self.gains = gains
         self._batch, self._bounds = batch, flips.bounds
         tensors = [flips.indices, flips.was, now]
         if ranks is not None:
