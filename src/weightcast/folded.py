@@ -68,6 +68,7 @@ def _folded(fields: dict[str, Any]) -> Folded:
 class _Layer:
     version: int
     standing: Fingerprint
+    path: Path
     source: FileSource
     reader: PatchReader
 
@@ -87,6 +88,10 @@ class RedoLog:
     @property
     def readers(self) -> list[PatchReader]:
         return [layer.reader for layer in self._layers]
+
+    @property
+    def paths(self) -> list[Path]:
+        return [layer.path for layer in self._layers]
 
     @property
     def end(self) -> tuple[int, Fingerprint] | None:
@@ -123,7 +128,7 @@ class RedoLog:
             if (reader.header.base, reader.header.result) != (standing.position, reached.position):
                 return False
             opening.pop_all()
-        self._layers.append(_Layer(int(result), reached, source, reader))
+        self._layers.append(_Layer(int(result), reached, path, source, reader))
         return True
 
     def close(self) -> None:

@@ -35,7 +35,9 @@ from weightcast.stage import Overlay, standing_of
 from weightcast.workers import ONE, Workers
 
 POSITION, INSTALL = "position.json", "install.json"
-_OWN = {POSITION, INSTALL, CHANGING, "log", "staged", "incoming", "lock", "owner"}
+PAUSED = "paused"
+"""There while an agent holds an engine paused."""
+_OWN = {POSITION, INSTALL, CHANGING, PAUSED, "log", "staged", "incoming", "lock", "owner"}
 
 _EDITED = "Pull again: it is put right from the channel."
 
@@ -97,6 +99,11 @@ class Mirror:
         if self._files is None:
             return None
         return Overlay(self._files, self._log.readers, fresh=True)
+
+    @property
+    def log(self) -> list[Path]:
+        """The staged patches that lead from what the files hold to what the mirror holds."""
+        return self._log.paths
 
     @property
     def folded(self) -> Position | None:

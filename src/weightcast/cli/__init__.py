@@ -5,6 +5,7 @@ import signal
 import typer
 
 from weightcast.cli.apply import apply
+from weightcast.cli.attach import attach
 from weightcast.cli.bench import bench
 from weightcast.cli.console import EXIT_CODES_HELP, leave, prepare_kernels
 from weightcast.cli.diff import diff
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 _PANELS = {
     "Channels: weights through a bucket": (init, publish, pull, log, show, status, plan, verify),
+    "Engines": (attach,),
     "Channels: upkeep": (squash, gc, pin, unpin, reset),
     "Patches between checkpoints on disk": (diff, apply, inspect, digest),
 }

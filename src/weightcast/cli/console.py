@@ -25,6 +25,7 @@ from weightcast.errors import (
     ChannelError,
     CheckpointError,
     ConflictError,
+    EngineError,
     FormatError,
     InterruptedApplyError,
     MismatchError,
@@ -51,6 +52,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     ConflictError: 10,
     ChannelError: 9,
     SpaceError: 11,
+    EngineError: 12,
 }
 """The first that fits counts. Anything else that goes wrong is 1; a signal is 128 and its number."""
 
@@ -61,7 +63,7 @@ EXIT_CODES_HELP = (
     "Exit codes: 0 done; 1 anything else; 2 wrong usage; 3 weights do not belong together, or verify found something; "
     "4 bytes break the format; 5 a checkpoint is not what it should be; 6 an interrupted apply must be resumed first; "
     "7 the bucket did not do what was asked; 8 it refuses these credentials; 9 the channel does not allow it; "
-    "10 another writer was first; 11 the disk is full; 130 interrupted."
+    "10 another writer was first; 11 the disk is full; 12 an engine did not do what was asked; 130 interrupted."
 )
 
 # In a pipe nobody knows how wide the page is: cut nothing.

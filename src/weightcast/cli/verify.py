@@ -1,4 +1,4 @@
-"""`weightcast verify URL`, `weightcast verify FOLDER URL`"""
+"""`weightcast verify URL`, `weightcast verify FOLDER URL`, `weightcast verify --engine http://host:port URL`"""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from weightcast.cli.console import FOUND, AsJson, Threads, facts, head_of, open_
 from weightcast.cli.held import Claim, held
 from weightcast.cli.wording import one_line
 from weightcast.digest import Fingerprint
+from weightcast.engines.client import HttpEngine
+from weightcast.engines.proof import prove
 from weightcast.errors import FormatError, MissingError, UsageError
 from weightcast.files import Report
 from weightcast.keys import CHANNEL
@@ -35,12 +37,19 @@ def verify(
     scratch: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where --deep may put a copy of the weights for a while.")
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="URL", help="Check the live parameters of the engine at http://host:port.")
+    ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a channel is whole, or that a folder holds one of its versions to the last bit."""
+    """Check that a channel is whole, or that a folder or a running engine holds one of its versions to the last bit."""
     with working(threads, as_json, kernels=deep or len(places) == 2) as (workers, report):
-        if len(places) == 1:
+        if engine is not None:
+            if len(places) != 1 or deep or scratch:
+                raise UsageError("--engine takes a channel, and nothing else")
+            good = _verify_engine(engine, open_chain(places[0]), as_json)
+        elif len(places) == 1:
             chain = _open(places[0])
             good = _verify_channel(chain, deep, scratch, workers, report, as_json)
         else:
@@ -155,3 +164,31 @@ def _print_verdict(version: int | None, claim: Claim | None, damaged: list[str])
         say(Text("no version of this channel has these bits", "red"))
     else:
         say(f"version {version} to the last bit")
+
+
+# -- an engine ---------------------------------------------------------------------------------------------------------
+
+
+def _verify_engine(url: str, chain: Chain, as_json: bool) -> bool:
+    proof = prove(HttpEngine(url), chain)
+    values: dict[str, Any] = {
+        "engine": url,
+        "claimed": proof.claimed.version if proof.claimed else None,
+        "version": proof.version,
+        "tensors": proof.tensors,
+    }
+    if as_json:
+        tell(values | {"wrong": dict(proof.wrong), "unproven": dict(proof.unproven)})
+        return proof.holds
+    facts(values, as_json=False)
+    for name, problem in [*proof.wrong.items()][:_MOST_NAMES]:
+        say(Text.assemble((one_line(name), "red"), f"  {one_line(problem)}"))
+    for name, reason in [*proof.unproven.items()][:_MOST_NAMES]:
+        say(f"{one_line(name)}  unproven: {one_line(reason)}")
+    if proof.wrong:
+        say(Text(f"{len(proof.wrong):,} tensors of the live engine are not what they should be", "red"))
+    elif proof.version is None:
+        say(Text("no version of this channel has these bits", "red"))
+    else:
+        say(f"version {proof.version} to the last bit, live on all workers")
+    return proof.holds

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from weightcast.kernels import cpu, ranks, reader, writer
+from weightcast.kernels import cpu, places, ranks, reader, writer
 from weightcast.kernels.bands import MAX_BANDS, Traits
 from weightcast.kernels.compile import expecting_compilation
 
 WIDTHS = (8, 16, 32, 64)
+_LOOP = np.array([[1, 1, 1]], np.int64)
 _BF16 = Traits(16, np.uint64(0x7FFF), np.uint64(7), 0, True)
 
 
@@ -16,6 +17,7 @@ def warm_up(widths: Iterable[int] = WIDTHS) -> None:
     """Make the kernels ready for elements of these bit widths: seconds the first time on a machine, then moments."""
     with expecting_compilation():
         _warm_codec()
+        _warm_places()
         for width in widths:
             _warm_width(np.dtype(f"u{width // 8}"))
 
@@ -30,6 +32,11 @@ def _warm_width(word: np.dtype) -> None:
     cpu.scatter(old, indices, now)
     cpu.digest_runs(old, indices[:1])
     cpu.digest_change(indices, was, now)
+    places.digest_places(old, 0, 0, _LOOP)
+
+
+def _warm_places() -> None:
+    places.translate(np.arange(1), 0, 0, _LOOP, np.empty(1, np.int64), np.empty(1, np.int64))
 
 
 def _band_room() -> tuple[np.ndarray, np.ndarray]:

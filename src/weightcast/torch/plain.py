@@ -49,7 +49,7 @@ class PlainKernels:
     ) -> Arriving:
         now = torch.cat([_wire(batch, words[flips.indices[_slice(flips, i)]]) for i, words in enumerate(batch.words())])
         gains = torch.stack([
-            (_mix(flips.indices[mine], now[mine]) - _mix(flips.indices[mine], flips.was[mine])).sum()
+            (mix(flips.indices[mine], now[mine]) - mix(flips.indices[mine], flips.was[mine])).sum()
             for mine in (_slice(flips, i) for i in range(len(batch.sizes)))
         ])  # fmt: skip
         ranks = None
@@ -68,7 +68,7 @@ class PlainKernels:
         sums = []
         for words in batch.words():
             bits = _wire(batch, words)
-            sums.append(_mix(torch.arange(bits.numel(), device=bits.device), bits).sum())
+            sums.append(mix(torch.arange(bits.numel(), device=bits.device), bits).sum())
         return torch.stack(sums)
 
 
@@ -120,7 +120,7 @@ def _mix64(x: torch.Tensor) -> torch.Tensor:
     return x ^ _down(x, 31)
 
 
-def _mix(index: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+def mix(index: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     place = _mix64(index.to(torch.int64) + _signed(0x9E3779B97F4A7C15))
     return _mix64(place ^ _mix64(_unsigned(bits) + _signed(0xD1B54A32D192ED03)))
 

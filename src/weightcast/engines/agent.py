@@ -1,0 +1,404 @@
+"""The agent: a mirror that follows a channel, and an engine that follows the mirror.
+
+    poll → fetch, decode, prove (mirror) → stage (workers) → [pause → apply → finish → resume]
+
+All but what is in brackets goes on while the engine serves. Whatever state an engine is found in, it is brought to the
+mirror's version: by patches if it stands where they begin, by comparing it with the mirror if its layout is trusted, by
+its own loader if not. An update that broke off leaves it paused until one of them has worked.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from weightcast.bits import TensorTable
+from weightcast.digest import Fingerprint
+from weightcast.engines.client import Engine
+from weightcast.engines.meeting import (
+    Met,
+    Told,
+    carry_out,
+    compare_files,
+    doubt,
+    fingerprint_of,
+    live_digests,
+    meet,
+    stand,
+    teach,
+    trust,
+)
+from weightcast.errors import (
+    AccessError,
+    EngineError,
+    StoreError,
+    UnsupportedError,
+    WeightcastError,
+)
+from weightcast.files import remove, write_mark
+from weightcast.holder import Staged
+from weightcast.keys import Position
+from weightcast.manifest import Heartbeat, position_json
+from weightcast.mirror import PAUSED, Mirror
+from weightcast.notes import beat
+from weightcast.policy import Policy
+from weightcast.store.base import Store
+from weightcast.subscriber import NEWEST, Subscriber, Trouble
+
+_BEAT_EVERY = 30.0
+_log = logging.getLogger("weightcast")
+
+
+@dataclass(frozen=True)
+class Update:
+    """What brought an engine to a version: ``seconds`` by phase, of which only some were a pause."""
+
+    position: Position
+    changed: int
+    """Elements written, on all workers."""
+    nbytes: int
+    """Memory that was staged for it."""
+    reloaded: int
+    """Tensors that went through the engine's own loader."""
+    unproven: tuple[str, ...]
+    """Tensors whose live bits cannot be read back."""
+    seconds: Mapping[str, float]
+
+    @property
+    def pause(self) -> float:
+        return sum(self.seconds.get(phase, 0.0) for phase in ("pause", "apply", "prove", "resume"))
+
+
+@dataclass
+class _Clock:
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A job that was staged, and the reload beside it."""
+
+    job: str | None
+    told: Told
+    reload: tuple[str, ...]
+
+
+class Agent:
+    """Keeps one engine at a channel's versions, through a mirror on the engine's host."""
+
+    def __init__(
+        self,
+        channel: str | Store,
+        engine: Engine,
+        mirror: Path | str,
+        *,
+        policy: Policy = NEWEST,
+        prove: bool = False,
+        clear_cache: bool = True,
+        replica: str | None = None,
+    ):
+        """``prove`` digests all live parameters after every apply, while the engine is still paused."""
+        self.engine = engine
+        self.subscriber = Subscriber(channel, mirror, policy=policy)
+        self._prove, self._clear_cache, self._replica = prove, clear_cache, replica
+        self._stopped = threading.Event()
+        self._last_beat = 0.0
+        self._beaten: Position | None = None
+        self.position: Position | None = None
+        """Where the engine stands, as far as we know."""
+        self._met: Met | None = None
+        self.unproven: tuple[str, ...] = ()
+        self.last: Update | None = None
+
+    @property
+    def behind(self) -> int | None:
+        """Versions from the one that is live to the newest that the mirror has."""
+        newest = self.subscriber.position
+        return None if newest is None or self.position is None else max(0, newest.version - self.position.version)
+
+    @property
+    def mirror(self) -> Mirror:
+        holder = self.subscriber.holder
+        assert isinstance(holder, Mirror)
+        return holder
+
+    @property
+    def _table(self) -> TensorTable:
+        return self.subscriber.chain.channel.table
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> Update | None:
+        """Bring mirror and engine to the version that the policy wants; None if they are there."""
+        clock = _Clock()
+        staged, outage = None, None
+        try:
+            with clock.phase("fetch"):
+                staged = self.subscriber.poll()
+        except StoreError as error:
+            outage = error  # an engine that has restarted is brought to what the mirror has
+        update = self._follow_mirror(staged, clock)
+        if outage is not None:
+            raise outage
+        return update
+
+    def _follow_mirror(self, staged: Staged | None, clock: _Clock) -> Update | None:
+        try:
+            met = self._meet(clock)
+            ready = self._stage_patches(met, staged, clock) if staged else None
+        finally:
+            if staged is not None:  # whatever the engine does, the mirror goes on
+                self.subscriber.apply(staged)
+        target, standing = self.subscriber.position, self.mirror.standing
+        if target is None or standing is None:
+            return None
+        if met.position is None and not met.changing:
+            met = self._recognise(met, standing, target, clock)
+        if met.position == target and not met.changing:
+            self._resume_what_was_left(target)
+            self.position = target
+            return None
+        update = self._bring(met, ready, target, standing, clock)
+        self.position, self.last, self.unproven = target, update, update.unproven
+        return update
+
+    def _meet(self, clock: _Clock) -> Met:
+        met = meet(self.engine, self._table, self._met)
+        if not met.learned:
+            with clock.phase("learn"):
+                teach(self.engine, self.subscriber.chain.channel)
+            met = meet(self.engine, self._table)
+            for name, reason in met.unknown.items():
+                _log.warning("%s is reloaded whole when it changes: %s", name, reason)
+        if met.changing:
+            # Whatever is there is mixed, and must not be served.
+            self._pause()
+        self.position, self._met = met.position, met
+        return met
+
+    def _recognise(self, met: Met, standing: Fingerprint, target: Position, clock: _Clock) -> Met:
+        """Find out by live digests which version an engine is that does not say so, and which layouts hold."""
+        with clock.phase("recognise"):
+            sums = live_digests(self.engine, self._table)
+        same = {name for name, total in sums.items() if total.digest == standing[name]}
+        same |= {name for name, total in sums.items() if total.held_by_none} - met.unknown.keys()
+        found = fingerprint_of(self._table, sums)
+        position = target if len(same) == len(self._table) else None
+        if position is None and found is not None:
+            position = self._find(found)
+        trusted = {spec.name for spec in self._table} if position else same | met.trusted
+        if position is None and not met.updates:
+            with clock.phase("compare"):
+                loaded, packed = compare_files(self.engine)
+            doubt(self.engine, packed)
+            trusted = (trusted | loaded) - packed
+        trust(self.engine, trusted)
+        if position is not None:
+            stand(self.engine, position)
+            self.engine.name_version(str(position.version))
+        return replace(met, position=position, trusted=frozenset(trusted))
+
+    def _find(self, standing: Fingerprint) -> Position | None:
+        """The version of the channel that has these bits; None in an outage."""
+        chain, version = self.subscriber.chain, None
+        with suppress(StoreError):
+            head = chain.head()
+            version = chain.find(standing.position, head) if head else None
+        return None if version is None else Position(version, standing.position)
+
+    # -- stage -------------------------------------------------------------------------------------------------------
+
+    def _stage_patches(self, met: Met, staged: Staged, clock: _Clock) -> _Ready | None:
+        """Have the workers prepare what was fetched, if the engine stands where it begins."""
+        if met.position is None or met.changing or met.position != staged.start or staged.folder is not None:
+            return None
+        request = {"do": "stage_patches", "paths": [str(patch.path) for patch in staged.patches]}
+        with clock.phase("stage"):
+            job, told = carry_out(self.engine, self._table, request)
+        self._refuse_other_sums(told, staged.standing)
+        touched = {
+            spec.name
+            for spec, before, after in zip(self._table, self._digests_now(), staged.standing.digests, strict=True)
+            if before != after
+        }
+        return _Ready(job, told, self._whole_layers(touched - met.trusted))
+
+    def _digests_now(self) -> tuple[int, ...]:
+        standing = self.mirror.standing
+        assert standing is not None
+        return standing.digests
+
+    def _stage_weights(self, met: Met, standing: Fingerprint, clock: _Clock) -> _Ready:
+        """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
+        reload = self._whole_layers({spec.name for spec in self._table} - met.trusted)
+        names = sorted(met.trusted - set(reload))
+        with clock.phase("stage"):
+            job, told = carry_out(self.engine, self._table, {"do": "stage_weights", **self._source(), "names": names})
+        self._refuse_other_sums(told, standing)
+        return _Ready(job, told, reload)
+
+    def _source(self) -> dict[str, Any]:
+        """The mirror, for workers to read."""
+        mirror = self.mirror
+        return {"folder": str(mirror.folder.absolute()), "log": [str(path.absolute()) for path in mirror.log]}
+
+    def _refuse_other_sums(self, told: Told, standing: Fingerprint) -> None:
+        for name, total in told.sums.items():
+            if total.digest != standing[name]:
+                problem = total.problem or "what is staged would not be the version's bits"
+                hint = "The engine's memory was changed by somebody else; the agent compares it with the mirror now."
+                raise _StagedWrongError(problem, url=self.engine.url, tensor=name, hint=hint)
+
+    def _whole_layers(self, names: Collection[str]) -> tuple[str, ...]:
+        """All tensors of the layers that some tensors are in: a loader that is given half a layer fills up the rest."""
+        groups = {_layer_of(name) for name in names}
+        return tuple(spec.name for spec in self._table if _layer_of(spec.name) in groups)
+
+    # -- apply -------------------------------------------------------------------------------------------------------
+
+    def _bring(self, met: Met, ready: _Ready | None, target: Position, standing: Fingerprint, clock: _Clock) -> Update:
+        if ready is None:
+            try:
+                ready = self._stage_weights(met, standing, clock)
+            except _StagedWrongError:
+                live_digests(self.engine, self._table)  # what the workers remember of themselves is wrong
+                ready = self._stage_weights(met, standing, clock)
+        unproven = self._write(ready, target, standing, clock)
+        if unproven is None:
+            _log.warning("the update failed; the engine stays paused while all of it is loaded again")
+            everything = tuple(spec.name for spec in self._table)
+            ready = _Ready(None, ready.told, everything)
+            unproven = self._write(ready, target, standing, clock)
+            if unproven is None:
+                failed = meet(self.engine, self._table).failed or "its live bits are not the version's"
+                hint = "It stays paused. Restart it; the agent brings it to the newest version."
+                raise EngineError(f"the engine cannot be updated: {failed}", url=self.engine.url, hint=hint)
+        with clock.phase("resume"):
+            self._resume()
+        told = ready.told
+        return Update(target, told.changed, told.nbytes, len(ready.reload), unproven, clock.seconds)
+
+    def _write(self, ready: _Ready, target: Position, standing: Fingerprint, clock: _Clock) -> tuple[str, ...] | None:
+        """Pause and write; the tensors that cannot be proven, or None if it failed. The engine is paused behind it."""
+        info = {"job": ready.job, "position": position_json(target), "mirror": self._source(), "reload": ready.reload}
+        with clock.phase("pause"):
+            self._pause()
+        with clock.phase("apply"):
+            self.engine.update(info, str(target.version))
+        if meet(self.engine, self._table).failed:
+            return None
+        with clock.phase("prove"):
+            return self._prove_now(ready, standing)
+
+    def _prove_now(self, ready: _Ready, standing: Fingerprint) -> tuple[str, ...] | None:
+        """Read back what was loaded, or all: a tensor that is right is trusted from now on."""
+        if not ready.reload and not self._prove:
+            return self.unproven
+        met = meet(self.engine, self._table)
+        names = None if self._prove else ready.reload
+        sums = live_digests(self.engine, self._table, names)
+        wrong = {name for name, total in sums.items() if total.digest != standing[name]}
+        if wrong & met.trusted:
+            stand(self.engine, None)
+            return None
+        trust(self.engine, sums.keys() - wrong)
+        held = {name for name in wrong if not sums[name].held_by_none or name in met.unknown}
+        known = set(self.unproven) - sums.keys()
+        return tuple(sorted(known | held))
+
+    def _pause(self) -> None:
+        mark = self.mirror.workshop / PAUSED
+        if not mark.exists() and not self.engine.is_paused():
+            write_mark(mark)
+        self.engine.pause(self._clear_cache)
+
+    def _resume(self) -> None:
+        """Let it go on, unless it was somebody else who had paused it."""
+        mark = self.mirror.workshop / PAUSED
+        if mark.exists():
+            self.engine.resume()
+            remove(mark)
+
+    def _resume_what_was_left(self, position: Position) -> None:
+        """An agent before us may have been killed between its update and the end of the pause."""
+        if (self.mirror.workshop / PAUSED).exists():
+            self.engine.name_version(str(position.version))
+            self._resume()
+
+    # -- follow ------------------------------------------------------------------------------------------------------
+
+    def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Update]:
+        """Go on until `stop`, giving out each update. An error ends it, unless ``trouble`` is told."""
+        failures = 0
+        while not self._stopped.is_set():
+            update, error = None, None
+            try:
+                update = self.step()
+                failures = 0
+            except WeightcastError as found:
+                if trouble is None:
+                    raise
+                trouble(found)
+                error, failures = found, failures + 1
+            self._beat(error)
+            if update is not None:
+                yield update
+            else:
+                self._stopped.wait(min(every * 2 ** min(failures, 6), max(every, 30.0)) * random.uniform(0.8, 1.2))
+
+    def stop(self) -> None:
+        """End `follow`, from any thread."""
+        self._stopped.set()
+
+    def _beat(self, error: WeightcastError | None) -> None:
+        """Tell the channel how the engine does: when it moved, and now and then."""
+        now = time.monotonic()
+        if self._replica is None or self.position is None or isinstance(error, StoreError):
+            return
+        if self.position == self._beaten and now - self._last_beat < _BEAT_EVERY and error is None:
+            return
+        self._last_beat, self._beaten = now, self.position
+        text = re.sub(r"\s+", " ", str(error))[:500] if error else None
+        try:
+            beat(self.subscriber.chain, Heartbeat(self._replica, self.position, time.time(), text))
+        except (AccessError, UnsupportedError):
+            self._replica = None
+        except StoreError:
+            self._beaten = None  # nobody misses one; the next may get through
+
+    def close(self) -> None:
+        self.stop()
+        self.subscriber.close()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class _StagedWrongError(EngineError):
+    """What workers prepared is not what it should be: nothing was written."""
+
+
+def _layer_of(name: str) -> str:
+    """The layer that a tensor is in, by the first number of its name."""
+    found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", name)
+    return found.group() if found else ""

@@ -1,0 +1,181 @@
+"""What an agent tells over http: its status, metrics for Prometheus, and when a version is live.
+
+    GET /status                         JSON
+    GET /metrics                        Prometheus
+    GET /wait?version=41&seconds=30     200 once the engine serves version 41 or a later one, else 503
+
+It listens on the loopback interface unless told otherwise, and elsewhere only with a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from weightcast.engines.agent import Agent, Update
+from weightcast.errors import UsageError, WeightcastError
+
+_LONGEST = 600.0
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Watch:
+    """Counts what an agent does, and wakes those who wait for a version."""
+
+    def __init__(self, agent: Agent):
+        self._agent = agent
+        self._changed = threading.Condition()
+        self._error: str | None = None
+        self._failures = 0
+        self.registry = CollectorRegistry()
+        self._phases = Histogram(
+            "weightcast_phase_seconds",
+            "Time of a phase of an update",
+            ["phase"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._pauses = Histogram(
+            "weightcast_pause_seconds", "Time that the engine stood still", buckets=_BUCKETS, registry=self.registry
+        )
+        self._updates = Counter("weightcast_updates", "Versions that became live", registry=self.registry)
+        self._elements = Counter("weightcast_elements", "Elements written by updates", registry=self.registry)
+        self._troubles = Counter("weightcast_troubles", "Rounds that ended in an error", registry=self.registry)
+        version = Gauge("weightcast_version", "The version that is live; -1 if none", registry=self.registry)
+        version.set_function(lambda: -1 if agent.position is None else agent.position.version)
+        behind = Gauge("weightcast_behind", "Versions from the live one to the newest known", registry=self.registry)
+        behind.set_function(lambda: agent.behind or 0)
+        unproven = Gauge("weightcast_unproven", "Tensors that cannot be read back", registry=self.registry)
+        unproven.set_function(lambda: len(agent.unproven))
+
+    def took(self, update: Update) -> None:
+        for phase, seconds in update.seconds.items():
+            self._phases.labels(phase).observe(seconds)
+        self._pauses.observe(update.pause)
+        self._updates.inc()
+        self._elements.inc(update.changed)
+        with self._changed:
+            self._error, self._failures = None, 0
+            self._changed.notify_all()
+
+    def failed(self, error: WeightcastError) -> None:
+        self._troubles.inc()
+        with self._changed:
+            self._error, self._failures = str(error), self._failures + 1
+
+    def status(self) -> dict[str, Any]:
+        agent, last = self._agent, self._agent.last
+        return {
+            "engine": agent.engine.url,
+            "channel": agent.subscriber.chain.store.url,
+            "version": None if agent.position is None else agent.position.version,
+            "digest": None if agent.position is None else agent.position.digest,
+            "behind": agent.behind,
+            "unproven": list(agent.unproven),
+            "error": self._error,
+            "last": None
+            if last is None
+            else {
+                "version": last.position.version,
+                "changed": last.changed,
+                "reloaded": last.reloaded,
+                "pause": round(last.pause, 6),
+                "seconds": {phase: round(seconds, 6) for phase, seconds in last.seconds.items()},
+            },
+        }
+
+    def wait(self, version: int, seconds: float) -> bool:
+        """Whether the engine serves that version, or a later one, before so many seconds have passed."""
+        end = time.monotonic() + min(seconds, _LONGEST)
+        with self._changed:
+            while self._agent.position is None or self._agent.position.version < version:
+                left = end - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 1.0))
+        return True
+
+
+class Endpoint:
+    """Serves a `Watch` from a thread until it is closed."""
+
+    def __init__(self, watch: Watch, host: str, port: int, token: str | None):
+        if not _is_loopback(host) and not token:
+            hint = "Give --token-file, or listen on 127.0.0.1."
+            raise UsageError(f"{host} can be reached by others", hint=hint)
+
+        class Requests(_Requests):
+            pass
+
+        Requests.watch, Requests.token = watch, token
+        try:
+            self._server = ThreadingHTTPServer((host, port), Requests)
+        except OSError as error:
+            raise UsageError(f"cannot listen on {host}:{port}: {error}", hint="Name another port.") from error
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="weightcast-endpoint", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Requests(BaseHTTPRequestHandler):
+    watch: Watch
+    token: str | None
+    timeout = 30
+
+    def do_GET(self) -> None:
+        if self.token and not hmac.compare_digest(
+            self.headers.get("Authorization", "").encode(), f"Bearer {self.token}".encode()
+        ):
+            self._answer(401, {"error": "a bearer token is needed"})
+            return
+        url = urlsplit(self.path)
+        if url.path == "/status":
+            self._answer(200, self.watch.status())
+        elif url.path == "/metrics":
+            self._send(200, "text/plain; version=0.0.4", generate_latest(self.watch.registry))
+        elif url.path == "/wait":
+            self._wait(parse_qs(url.query))
+        else:
+            self._answer(404, {"error": "there are /status, /metrics and /wait"})
+
+    def _wait(self, query: dict[str, list[str]]) -> None:
+        version, seconds = (query.get(key, [""])[0] for key in ("version", "seconds"))
+        if not version.isdigit() or len(version) > 12 or not (seconds or "0").isdigit() or len(seconds) > 4:
+            self._answer(400, {"error": "version and seconds are numbers"})
+            return
+        there = self.watch.wait(int(version), float(seconds or 0))
+        self._answer(200 if there else 503, self.watch.status())
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        self._send(status, "application/json", json.dumps(body).encode())
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Who asks is not worth a line each."""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,24 @@
+"""Set up once for the tests of real vLLM: no warning is an error here, since vLLM and what it imports emit them."""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported anywhere: some virtual machines advertise AMX and die in the first bf16 product.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a model of a kind that `models.KINDS` names, made on the first call; not to be changed."""
+    import models
+
+    @cache
+    def made(kind: str) -> Path:
+        return models.make(kind, tmp_path_factory.mktemp("models") / kind)
+
+    return made
