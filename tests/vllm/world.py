@@ -142,7 +142,7 @@ def attached(channel: str, engine: Engine, mirror: Path, *more: str) -> Iterator
 class Clients:
     """Requests that are always in flight; one that fails fails the test."""
 
-    def __init__(self, engine: Engine, many: int = 2):
+    def __init__(self, engine: Engine, many: int = 1):
         self._engine = engine
         self._stopped = threading.Event()
         self.done = 0
@@ -157,6 +157,7 @@ class Clients:
                 answer = self._engine.generate([which + 1, 5, 9], 24)
                 assert len(answer.tokens) == 24
                 self.done += 1
+                time.sleep(0.05)  # two cores have to do for all
             except BaseException as error:  # noqa: BLE001 -- told by the thread that waits
                 self.errors.append(error)
                 return
