@@ -1,0 +1,233 @@
+"""One engine, all that a user asks of it: exact bits, versions in requests and responses, proofs, an agent's words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engines import Engine, serving
+from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+    CheckpointWeightPatch,
+    load_checkpoint_weight_patches,
+)
+from world import Attached, attached, live, must_be
+
+import weightcast as wc
+
+SPECIALS = np.array([0x7F81, 0xFFC1, 0x7FFF, 0x8000, 0x0001, 0x807F, 0x7F80, 0xFF80], np.uint16)
+"""NaNs with payloads, -0.0, denormals and infinities, as bf16."""
+
+
+class Written:
+    """Weights that a test sets bit by bit, and publishes."""
+
+    def __init__(self, model: Path, channel: Path):
+        self.channel = str(channel)
+        with wc.Checkpoint(model) as files:
+            arrays = {spec.name: files.read(spec.name).reshape(spec.shape).copy() for spec in files.table}
+            self.weights = wc.Arrays(arrays, dtypes={spec.name: spec.dtype for spec in files.table})
+        self._publisher = wc.Publisher(self.channel, self.weights)
+        self._rng = np.random.default_rng(0)
+
+    def publish(self) -> int:
+        return self._publisher.publish().result(60).position.version
+
+    def step(self) -> int:
+        """Change a hundredth of the elements by one unit in the last place."""
+        for spec in self.weights.table:
+            bits = self.weights.read(spec.name)
+            bits[self._rng.choice(bits.size, max(1, bits.size // 100), replace=False)] ^= 1
+        return self.publish()
+
+    def close(self) -> None:
+        self._publisher.close()
+
+
+@pytest.fixture(scope="module")
+def writer(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    written = Written(model("qwen3"), tmp_path_factory.mktemp("live") / "channel")
+    yield written
+    written.close()
+
+
+@pytest.fixture(scope="module")
+def engine(model: Callable[[str], Path], writer: Written) -> Iterator[Engine]:
+    with serving(
+        model("qwen3"), extra_args=["--middleware", "weightcast.engines.versions.WeightVersions", "--enable-scale-out"]
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mirrors") / "mirror"
+
+
+@pytest.fixture
+def agent(writer: Written, engine: Engine, mirror: Path) -> Iterator[Attached]:
+    with attached(writer.channel, engine, mirror) as running:
+        yield running
+
+
+def test_nan_payloads_minus_zero_and_denormals_arrive_and_go(agent: Attached, writer: Written, engine: Engine) -> None:
+    before = {}
+    for i, name in enumerate(spec.name for spec in writer.weights.table):
+        bits = writer.weights.read(name)
+        places = np.arange(i, bits.size, max(1, bits.size // 20))[: SPECIALS.size]
+        before[name] = places, bits[places].copy()
+        bits[places] = SPECIALS[: places.size]
+    version = writer.publish()
+    agent.wait(version)
+    must_be(engine, writer.channel, version)
+    for name, (places, bits) in before.items():
+        writer.weights.read(name)[places] = bits
+    version = writer.publish()
+    agent.wait(version)
+    must_be(engine, writer.channel, version)
+
+
+def test_vllms_own_sparse_path_refuses_a_nan() -> None:
+    value, place = torch.tensor([float("nan")], dtype=torch.bfloat16), torch.tensor([3])
+    patch = CheckpointWeightPatch("w", (8,), torch.bfloat16, value, place)
+    with pytest.raises(ValueError, match="NaN"):
+        load_checkpoint_weight_patches(torch.nn.Module(), [patch])
+
+
+def test_a_dense_version_is_written_whole(agent: Attached, writer: Written, engine: Engine) -> None:
+    for spec in writer.weights.table:
+        writer.weights.read(spec.name)[...] ^= 1
+    version = writer.publish()
+    event = agent.wait(version)
+    assert event["changed"] >= sum(spec.elements for spec in writer.weights.table)
+    assert event["reloaded"] == 0
+    must_be(engine, writer.channel, version)
+
+
+def ask(engine: Engine, headers: dict[str, str]) -> tuple[int, str | None, Any]:
+    body = {"model": engine.model, "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
+    request = urllib.request.Request(
+        f"{engine.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.headers["x-weight-version"], json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers["x-weight-version"], json.load(error)
+
+
+def test_a_request_waits_for_its_version_and_the_response_names_it(
+    agent: Attached, writer: Written, engine: Engine
+) -> None:
+    version = writer.step()
+    agent.wait(version)
+    assert ask(engine, {})[:2] == (200, str(version))
+    found: list[tuple[int, str | None, Any]] = []
+    waiting = threading.Thread(
+        target=lambda: found.append(ask(engine, {"x-weight-version-at-least": str(version + 1)}))
+    )
+    waiting.start()
+    time.sleep(0.5)
+    assert not found
+    assert writer.step() == version + 1
+    waiting.join(60)
+    assert found[0][:2] == (200, str(version + 1))
+
+
+def test_a_version_that_does_not_come_is_refused(agent: Attached, writer: Written, engine: Engine) -> None:
+    version = writer.step()
+    agent.wait(version)
+    wanted = {"x-weight-version-at-least": str(version + 5), "x-weight-version-wait": "1"}
+    status, _, body = ask(engine, wanted)
+    assert status == 503
+    assert f"serves version {version}, not {version + 5}" in body["error"]["message"]
+    assert ask(engine, {"x-weight-version-at-least": "soon"})[0] == 400
+
+
+def test_tokens_are_tied_to_the_version_they_came_from(agent: Attached, writer: Written, engine: Engine) -> None:
+    version = writer.step()
+    agent.wait(version)
+    body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "temperature": 0}}
+    choice = engine.post("/inference/v1/generate", body)["choices"][0]
+    assert [span["version"] for span in choice["weight_versions"]] == [str(version)], choice
+
+
+def test_an_agent_goes_back_to_a_version_and_on_again(writer: Written, engine: Engine, mirror: Path) -> None:
+    head = writer.step()
+    for version in (head - 1, head - 3, head):
+        with attached(writer.channel, engine, mirror, "--version", str(version)) as agent:
+            agent.wait(version) if version == head else _until(engine, version)
+        must_be(engine, writer.channel, version)
+
+
+def _until(engine: Engine, version: int) -> None:
+    end = time.monotonic() + 60
+    while engine.get("/weight_info")["weight_version"] != str(version) or engine.get("/is_paused")["is_paused"]:
+        assert time.monotonic() < end, version
+        time.sleep(0.05)
+
+
+def test_what_the_agent_tells_over_http(writer: Written, engine: Engine, mirror: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-that-is-long-enough\n")
+    version = writer.step()
+    port = "29417"
+    with attached(writer.channel, engine, mirror, "--listen", port, "--token-file", str(token)) as agent:
+        agent.wait(version)
+
+        def get(path: str, key: str = "a-token-that-is-long-enough") -> tuple[int, bytes]:
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {key}"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return answer.status, answer.read()
+            except urllib.error.HTTPError as error:
+                return error.code, error.read()
+
+        assert get("/status", "another")[0] == 401
+        status = json.loads(get("/status")[1])
+        assert (status["version"], status["behind"], status["error"], status["unproven"]) == (version, 0, None, [])
+        assert {"fetch", "stage", "pause", "apply", "resume"} <= status["last"]["seconds"].keys()
+        assert f"weightcast_version {float(version)}".encode() in get("/metrics")[1]
+        assert get(f"/wait?version={version}")[0] == 200
+        assert get(f"/wait?version={version + 1}&seconds=1")[0] == 503
+        assert get("/wait?version=x")[0] == 400
+        found: list[int] = []
+        waiting = threading.Thread(target=lambda: found.append(get(f"/wait?version={version + 1}&seconds=60")[0]))
+        waiting.start()
+        writer.step()
+        waiting.join()
+        assert found == [200]
+
+
+def test_an_agent_that_others_could_reach_needs_a_token(writer: Written, engine: Engine, mirror: Path) -> None:
+    command = [sys.executable, "-m", "weightcast", "attach", writer.channel, "--engine", engine.url]
+    more = ["--mirror", str(mirror), "--listen", "0.0.0.0:29418"]
+    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "can be reached by others" in done.stderr
+    assert "--token-file" in done.stderr
+
+
+def test_verify_says_what_is_live(agent: Attached, writer: Written, engine: Engine) -> None:
+    version = writer.step()
+    agent.wait(version)
+    command = [sys.executable, "-m", "weightcast", "verify", "--engine", engine.url, writer.channel]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["claimed"], told["version"], told["wrong"], told["unproven"]) == (version, version, {}, {})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert f"version {version} to the last bit, live on all workers" in done.stdout
+    assert live(engine, writer.channel).holds
