@@ -152,8 +152,8 @@ class Layout:
         return (part for spec in self.table for part in self.locate(spec.name))
 
     def locate(self, name: str) -> tuple[Part, ...]:
-        """Where a checkpoint tensor is; nowhere, if this worker does not hold it."""
-        return tuple(self._by_name.get(name, ()))
+        """Where a checkpoint tensor is; nowhere, if this worker does not hold it, or it is unknown."""
+        return () if name in self.unknown else tuple(self._by_name.get(name, ()))
 
     @cached_property
     def by_parameter(self) -> Mapping[str, tuple[Part, ...]]:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from weightcast.layout import Box, Layout, Part, Range
 
 _GROUPS = (1, 2, 4, 8, 16, 32, 64)
+_MOST = 128
+"""Parts that one may become."""
 Places = npt.NDArray[np.int64]
 
 
@@ -33,7 +35,10 @@ class Packing:
         """Where a part is that would be in the unpacked stack; None if it lies there otherwise than in rows."""
         rows, columns = self.shape
         size = rows * columns
-        if len(part.strides) < 2 or part.strides[-2:] != (columns, 1) or any(s % size for s in part.strides[:-2]):
+        lying = [stride if one.count > 1 else 0 for one, stride in zip(part.box.ranges, part.strides, strict=True)]
+        if len(lying) < 2 or lying[-2] not in (0, columns) or lying[-1] not in (0, 1):
+            return None
+        if any(stride % size for stride in lying[:-2]):
             return None
         matrix, inside = divmod(part.offset, size)
         at = divmod(inside, columns)
@@ -59,7 +64,7 @@ class Packing:
 def packing_of(places: Places) -> Packing | None:
     """What moved the element of each row and column to ``places``; None if nothing so even did."""
     for rows, columns in sorted(product(_GROUPS, _GROUPS), key=lambda groups: groups[0] * groups[1]):
-        if places.shape[0] % rows or places.shape[1] % columns:
+        if places.shape[0] % rows or places.shape[1] % columns or rows * columns > _MOST:
             continue
         first = places[:rows, :columns]
         steps = (

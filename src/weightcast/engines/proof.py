@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weightcast.chain import Chain
 from weightcast.engines.client import Engine
 from weightcast.engines.meeting import carry_out, fingerprint_of, meet, teach
-from weightcast.errors import EngineError, MissingError
+from weightcast.errors import MissingError
 from weightcast.keys import Position
 
 
@@ -40,10 +40,11 @@ def prove(engine: Engine, chain: Chain) -> Proof:
         met = meet(engine, table)
     _, told = carry_out(engine, table, {"do": "verify"})
     live, remembered = told.sums, told.remembered
+    absent = {name for name, total in live.items() if total.held_by_none} - met.unknown.keys()
     unproven = {
-        spec.name: met.unknown.get(spec.name) or live[spec.name].problem or ""
-        for spec in table
-        if live[spec.name].digest is None and spec.name not in remembered
+        name: met.unknown.get(name) or total.problem or "it cannot be read"
+        for name, total in live.items()
+        if total.digest is None and name not in remembered and name not in absent
     }
     wrong = {
         name: live[name].problem or "its bits are not the version's"
@@ -51,23 +52,22 @@ def prove(engine: Engine, chain: Chain) -> Proof:
         if before.digest is not None and live[name].digest != before.digest
     }
     found = fingerprint_of(table, live)
-    version = None
     if found is not None:
-        head = chain.head()
-        version = chain.find(found.position, head) if head else None
-    if met.position is not None and version is None and not wrong and not unproven:
-        problem = f"the engine says that it is at version {met.position}, and is at none of this channel"
-        raise EngineError(problem, url=engine.url, hint="It follows another channel, or a version that was collected.")
-    if version is not None:
-        _refuse_other_commit(chain, version, found.position if found else "", engine.url)
+        version = _version_of(found.position, chain)
+    else:
+        # Tensors that the engine has no use for: the others were proven when they were written, and are as they were.
+        as_written = met.position is not None and not wrong and not unproven
+        version = met.position.version if met.position is not None and as_written else None
     return Proof(met.position, version, wrong, unproven, len(table))
 
 
-def _refuse_other_commit(chain: Chain, version: int, digest: str, url: str) -> None:
-    """Names have the first digits of a digest; the commit has all, where it was not collected."""
+def _version_of(digest: str, chain: Chain) -> int | None:
+    """The version with these bits; names have only the first digits of a digest, its commit has all."""
+    head = chain.head()
+    version = chain.find(digest, head) if head else None
+    if version is None:
+        return None
     try:
-        committed = chain.manifest(version).position.digest
+        return version if chain.manifest(version).position.digest == digest else None
     except MissingError:
-        return
-    if committed != digest:
-        raise EngineError(f"version {version} was committed with other bits than the engine has", url=url)
+        return version

@@ -1,0 +1,483 @@
+"""An agent and the workers of an engine without vLLM: two of them, fused and sharded, in this very process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import Bag
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from test_torch_learn import SHAPES, Engine, model_of, stream, weights_of  # noqa: E402
+from test_torch_live import changed  # noqa: E402
+
+import weightcast as wc  # noqa: E402
+from weightcast.bits import TensorSpec, TensorTable  # noqa: E402
+from weightcast.checkpoint import save  # noqa: E402
+from weightcast.engines import meeting, worker  # noqa: E402
+from weightcast.engines.agent import Agent, Update  # noqa: E402
+from weightcast.engines.client import refuse_errors  # noqa: E402
+from weightcast.engines.packing import packing_of, probed, repacked  # noqa: E402
+from weightcast.engines.proof import prove  # noqa: E402
+from weightcast.engines.versions import WeightVersions  # noqa: E402
+from weightcast.engines.vllm import refuse_other_vllm  # noqa: E402
+from weightcast.engines.worker import PROTOCOL, EngineWorker  # noqa: E402
+from weightcast.errors import EngineError, StoreError, UsageError  # noqa: E402
+from weightcast.torch.learn import learn  # noqa: E402
+from weightcast.torch.live import LiveParameters  # noqa: E402
+
+
+class Local:
+    """Two workers, started with some weights, perhaps from a folder of them."""
+
+    url = "a test"
+
+    def __init__(self, weights: Bag, folder: Path | None = None, packed: bool = False):
+        self.calls: list[str] = []
+        self.paused = False
+        self.served: str = "default"
+        self.models, self.workers = [], []
+        for rank in (0, 1):
+            engine = Engine(rank)
+            model = engine.make()
+            engine.load(model, stream(weights))
+            if packed:
+                _pack(model)
+            self.models.append(model)
+            self.workers.append(self._worker(engine, model, folder, packed, rank))
+
+    def _worker(
+        self, engine: Engine, model: torch.nn.Module, folder: Path | None, packed: bool, rank: int
+    ) -> EngineWorker:
+        def load(given: Iterable[tuple[str, torch.Tensor]]) -> None:
+            engine.load(model, given)
+
+        def reload(given: Iterable[tuple[str, torch.Tensor]]) -> None:
+            self.calls.append(f"reload {rank}")
+            if packed:
+                _pack(model)  # it is its own inverse
+            load(given)
+            if packed:
+                _pack(model)
+
+        return EngineWorker(
+            model, lambda table: learn(model, load, table), reload, str(folder or "nowhere"), rank, len((0, 1))
+        )
+
+    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        self.calls.append(request["do"])
+        answers = [json.loads(one.answer(json.dumps(request))["json"]) for one in self.workers]
+        refuse_errors(answers, self.url)
+        return answers
+
+    def is_paused(self) -> bool:
+        return self.paused
+
+    def pause(self, clear_cache: bool) -> None:
+        self.calls.append("pause")
+        self.paused = True
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+        self.paused = False
+
+    def update(self, info: Mapping[str, Any], version: str) -> None:
+        assert self.paused
+        self.calls.append("update")
+        for one in self.workers:
+            one.apply(info["job"], info["position"], info["mirror"], list(info["reload"]))
+        self.served = version
+
+    def name_version(self, version: str) -> None:
+        self.served = version
+
+
+def _pack(model: torch.nn.Module) -> None:
+    """What an engine may do to a parameter after loading it."""
+    with torch.no_grad():
+        model.gate_up.copy_(model.gate_up.flip(0))
+
+
+class Training:
+    def __init__(self, folder: Path):
+        self.url = str(folder / "channel")
+        self.weights = weights_of(SHAPES)
+        self._publisher = wc.Publisher(self.url, self.weights)
+
+    def step(self, seed: int, names: set[str] | None = None, density: float = 0.05) -> int:
+        new = changed(self.weights, density, seed, names)
+        for spec in new.table:
+            self.weights.write(spec.name, new.read(spec.name))
+        return self._publisher.publish().result(60).position.version
+
+    def close(self) -> None:
+        self._publisher.close()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    begun = Training(tmp_path)
+    yield begun
+    begun.close()
+
+
+def attached(training: Training, engine: Local, tmp_path: Path, **options: Any) -> Agent:
+    return Agent(training.url, engine, tmp_path / "mirror", **options)
+
+
+def must_be(engine: Local, agent: Agent, version: int) -> None:
+    proof = prove(engine, agent.subscriber.chain)
+    assert (proof.version, dict(proof.wrong), dict(proof.unproven)) == (version, {}, {})
+    assert proof.holds
+    assert engine.served == str(version)
+    assert not engine.paused
+
+
+def test_an_engine_follows_and_every_version_is_proven(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        assert agent.step() is None
+        must_be(engine, agent, 0)
+        for version in range(1, 12):  # past a fold of the mirror
+            assert training.step(version) == version
+            engine.calls.clear()
+            update = agent.step()
+            assert isinstance(update, Update)
+            assert (update.position.version, update.reloaded, update.unproven) == (version, 0, ())
+            assert engine.calls.index("stage_patches") < engine.calls.index("pause") < engine.calls.index("update")
+            must_be(engine, agent, version)
+        assert agent.step() is None
+        assert agent.behind == 0
+
+
+def test_several_versions_at_once_are_one_pause(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        for version in (1, 2, 3, 4):
+            training.step(version, density=0.05 if version != 3 else 0.9)
+        engine.calls.clear()
+        agent.step()
+        assert engine.calls.count("pause") == 1
+        must_be(engine, agent, 4)
+
+
+def test_an_engine_with_other_weights_is_known_by_what_it_loaded(training: Training, tmp_path: Path) -> None:
+    other = changed(weights_of(SHAPES), 0.5, 99)
+    (tmp_path / "begun").mkdir()
+    save(other, tmp_path / "begun")
+    engine = Local(other, tmp_path / "begun")
+    with attached(training, engine, tmp_path) as agent:
+        training.step(1)
+        update = agent.step()
+        assert update is not None
+        assert update.reloaded == 0
+        must_be(engine, agent, 1)
+
+
+def test_an_engine_of_which_nothing_is_known_is_reloaded_once(training: Training, tmp_path: Path) -> None:
+    engine = Local(changed(weights_of(SHAPES), 0.5, 99))
+    with attached(training, engine, tmp_path) as agent:
+        update = agent.step()
+        assert update is not None
+        assert update.reloaded == len(SHAPES)
+        must_be(engine, agent, 0)
+        training.step(1)
+        update = agent.step()
+        assert update is not None
+        assert update.reloaded == 0
+        must_be(engine, agent, 1)
+
+
+def test_what_an_engine_changes_after_loading_is_never_written_through_the_layout(
+    training: Training, tmp_path: Path
+) -> None:
+    (tmp_path / "begun").mkdir()
+    save(training.weights, tmp_path / "begun")
+    engine = Local(training.weights, tmp_path / "begun", packed=True)
+    with attached(training, engine, tmp_path) as agent:
+        update = agent.step()
+        assert update is not None
+        assert set(update.unproven) == {"gate", "up"}
+        for version, names in enumerate([{"q", "norm"}, {"gate"}, None], 1):
+            training.step(version, names)
+            engine.calls.clear()
+            update = agent.step()
+            assert update is not None
+            assert bool(update.reloaded) == (names != {"q", "norm"})
+            assert set(update.unproven) == {"gate", "up"}
+            for rank, model in enumerate(engine.models):
+                same = Engine(rank).make()
+                Engine(rank).load(same, stream(training.weights))
+                _pack(same)
+                for name, tensor in same.named_parameters():
+                    assert torch.equal(
+                        tensor.view(-1).view(torch.uint8),
+                        dict(model.named_parameters())[name].view(-1).view(torch.uint8),
+                    ), name
+        proof = prove(engine, agent.subscriber.chain)
+        assert set(proof.unproven) == {"gate", "up"}
+        assert not proof.holds
+
+
+def test_an_update_that_fails_on_one_worker_is_made_good_before_the_engine_goes_on(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        real, failures = LiveParameters.apply, [1]
+
+        def apply(self: LiveParameters, *rest: Any) -> None:
+            if self._model is engine.models[1] and failures:
+                failures.pop()
+                raise MemoryError("no room")
+            real(self, *rest)
+
+        monkeypatch.setattr(LiveParameters, "apply", apply)
+        engine.calls.clear()
+        update = agent.step()
+        assert update is not None
+        assert update.reloaded == len(SHAPES)
+        assert engine.calls.count("resume") == 1
+        assert engine.calls.index("resume") > engine.calls.index("reload 1")
+        must_be(engine, agent, 1)
+
+
+def test_an_engine_that_cannot_be_updated_stays_paused_until_it_can(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        with monkeypatch.context() as broken:
+            broken.setattr(EngineWorker, "_apply", lambda *_: 1 // 0)
+            with pytest.raises(EngineError, match="cannot be updated: ZeroDivisionError"):
+                agent.step()
+            assert engine.paused
+        assert agent.step() is not None
+        must_be(engine, agent, 1)
+
+
+@pytest.mark.parametrize("touched", [True, False])
+def test_a_flipped_bit_is_named_and_mended(touched: bool, training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path, prove=True) as agent:
+        agent.step()
+        with torch.no_grad():
+            engine.models[1].qkv.view(torch.int16)[0, 0] ^= 4
+        proof = prove(engine, agent.subscriber.chain)
+        assert (proof.version, list(proof.wrong)) == (None, ["q"])
+        training.step(1, {"q", "o"} if touched else {"o"})
+        for _ in range(3):
+            try:
+                if agent.step() is None:
+                    break
+            except EngineError as error:
+                assert error.tensor == "q"  # noqa: PT017
+        must_be(engine, agent, 1)
+
+
+def test_a_new_agent_goes_on_where_another_was_killed(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    points = ["stage_patches", "pause", "update", "resume"]
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+    for version, point in enumerate([*points, *points], 1):
+        training.step(version)
+        with attached(training, engine, tmp_path) as agent:
+            _die_at(engine, point, before=version <= len(points))
+            with pytest.raises(KeyboardInterrupt):
+                agent.step()
+        _live_again(engine)
+        with attached(training, engine, tmp_path) as agent:
+            agent.step()
+            must_be(engine, agent, version)
+
+
+def _die_at(engine: Local, point: str, before: bool) -> None:
+    method = "ask" if point == "stage_patches" else point
+    real = getattr(engine, method)
+
+    def dying(*args: Any) -> Any:
+        if method == "ask" and args[0]["do"] != point:
+            return real(*args)
+        if not before:
+            real(*args)
+        raise KeyboardInterrupt
+
+    setattr(engine, method, dying)
+
+
+def _live_again(engine: Local) -> None:
+    for method in ("ask", "pause", "update", "resume"):
+        engine.__dict__.pop(method, None)
+
+
+def test_an_engine_that_restarts_in_an_outage_gets_what_the_mirror_has(training: Training, tmp_path: Path) -> None:
+    (tmp_path / "begun").mkdir()
+    save(training.weights, tmp_path / "begun")
+    with attached(training, Local(training.weights), tmp_path) as agent:
+        training.step(1)
+        agent.step()
+        Path(training.url).rename(tmp_path / "away")
+        engine = Local(weights_of(SHAPES), tmp_path / "begun")
+        agent.engine = engine
+        with pytest.raises((StoreError, wc.errors.ChannelError)):
+            agent.step()
+        (tmp_path / "away").rename(training.url)
+        must_be(engine, agent, 1)
+
+
+def test_who_paused_the_engine_resumes_it(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        engine.paused = True
+        agent.step()
+        assert engine.paused
+        assert engine.served == "1"
+
+
+def test_without_memory_it_is_written_from_the_mirror(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_available", lambda: 0)
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        update = agent.step()
+        assert update is not None
+        assert update.nbytes == 0
+        must_be(engine, agent, 1)
+
+
+def test_a_worker_of_another_release_is_refused(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert meeting.PROTOCOL == PROTOCOL
+    monkeypatch.setattr(worker, "PROTOCOL", PROTOCOL + 1)
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent, pytest.raises(EngineError, match="Install the same weightcast"):
+        agent.step()
+    assert engine.calls == ["hello"]
+
+
+def test_a_worker_never_raises(training: Training) -> None:
+    answers = [
+        Local(training.weights).workers[0].answer(text)
+        for text in ("", "[]", "{}", '{"do": "no"}', '{"do": "digest", "job": "a"}', '{"do": "hello", "more": 1}')
+    ]
+    assert all("error" in json.loads(answer["json"]) for answer in answers)
+
+
+def test_other_releases_of_vllm_are_refused_by_name() -> None:
+    refuse_other_vllm("0.32.1")
+    for version in ("0.31.2", "0.33.0", "1.0"):
+        with pytest.raises(UsageError, match=r"Install vLLM 0\.32\.x"):
+            refuse_other_vllm(version)
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.sampled_from([16, 32, 48]),
+    columns=st.sampled_from([4, 8, 24]),
+    group=st.sampled_from([1, 4, 16]),
+    pair=st.sampled_from([1, 2]),
+    first=st.integers(0, 8),
+    count=st.integers(1, 8),
+)
+def test_a_packed_stack_is_followed(rows: int, columns: int, group: int, pair: int, first: int, count: int) -> None:
+    def pack(matrix: np.ndarray) -> np.ndarray:
+        split = matrix.reshape(rows // group, group, columns // pair, pair)
+        return np.ascontiguousarray(split.transpose(0, 2, 1, 3)).reshape(rows, columns)
+
+    places = probed((rows, columns), pack)
+    assert places is not None
+    packing = packing_of(places)
+    assert packing is not None
+    shape = (count, columns)
+    table = TensorTable.of([TensorSpec("a", "BF16", shape), TensorSpec("b", "BF16", shape)])
+    model = model_of(p=torch.zeros(2, rows, columns, dtype=torch.bfloat16))
+
+    def load(given: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in given:
+            model.p.data[int(name == "b"), first : first + count].copy_(tensor)
+
+    layout = repacked(learn(model, load, table), ["p"], packing)
+    assert not layout.unknown
+    rng = np.random.default_rng(0)
+    weights = Bag({spec: rng.integers(0, 2**16, spec.elements, np.uint16) for spec in table})
+    load(stream(weights))
+    with torch.no_grad():
+        for matrix in model.p:
+            matrix.view(torch.int16).copy_(torch.from_numpy(pack(matrix.view(torch.int16).numpy())))
+    live = LiveParameters(model, layout)
+    for spec in table:
+        assert sum(one.digest or 0 for one in live.held(spec)) % 2**64 == wc.fingerprint(weights)[spec.name]
+
+
+def test_what_does_more_than_move_is_no_packing() -> None:
+    assert probed((4, 4), lambda matrix: matrix * 0) is None
+    rng = np.random.default_rng(0)
+    assert packing_of(rng.permutation(64 * 64).reshape(64, 64)) is None
+
+
+# -- versions in requests ----------------------------------------------------------------------------------------------
+
+
+class Client:
+    def __init__(self, *versions: str):
+        self._versions = list(versions)
+
+    async def get_weight_version(self) -> str:
+        return self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
+
+
+def asked(client: Client, path: str = "/v1/completions", **headers: str) -> tuple[int, str | None]:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    state = type("State", (), {"engine_client": client})
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": path, "headers": pairs, "app": type("App", (), {"state": state})}
+    asyncio.run(WeightVersions(app)(scope, receive, send))
+    return sent[0]["status"], dict(sent[0]["headers"]).get(b"x-weight-version", b"").decode() or None
+
+
+def test_responses_name_their_version() -> None:
+    assert asked(Client("7")) == (200, "7")
+    assert asked(Client("7", "8")) == (200, "7-8")
+    assert asked(Client("default")) == (200, "default")
+    assert asked(Client("7"), path="/health") == (200, None)
+
+
+def test_requests_wait_for_a_version() -> None:
+    assert asked(Client("6", "6", "7"), x_weight_version_at_least="7") == (200, "7")
+    assert asked(Client("6"), x_weight_version_at_least="7", x_weight_version_wait="0") == (503, None)
+    assert asked(Client("default"), x_weight_version_at_least="0", x_weight_version_wait="0") == (503, None)
+    for bad in ("-1", "x", "9" * 13):
+        assert asked(Client("6"), x_weight_version_at_least=bad) == (400, None)
