@@ -1,0 +1,35 @@
+"""A vLLM of this very process that follows a channel: `python in_process.py MODEL CHANNEL MIRROR`, prints JSON."""
+
+import json
+import os
+import sys
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+from vllm import LLM, SamplingParams
+
+from weightcast.engines.agent import Agent
+from weightcast.engines.client import InProcess
+from weightcast.engines.proof import prove
+
+if __name__ == "__main__":
+    model, channel, mirror = sys.argv[1:]
+    llm = LLM(
+        model, dtype="bfloat16", max_model_len=128, enforce_eager=True, weight_transfer_config={"backend": "weightcast"}
+    )
+    with Agent(channel, InProcess(llm), mirror) as agent:
+        update = agent.step()
+        proof = prove(agent.engine, agent.subscriber.chain)
+        greedy = SamplingParams(max_tokens=8, temperature=0)
+        (answer,) = llm.generate({"prompt_token_ids": [1, 2, 3]}, greedy, use_tqdm=False)
+        spans = [span.version for span in answer.outputs[0].weight_versions]
+        print(json.dumps({"reloaded": update.reloaded, "version": proof.version, "holds": proof.holds, "spans": spans}))

@@ -1,0 +1,30 @@
+"""`LLM(…)` follows a channel without any server."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engines import SITE
+from world import training
+
+
+@pytest.mark.parametrize("kind", ["llama", "moe"])
+def test_an_llm_of_this_process_follows(kind: str, model: Callable[[str], Path], tmp_path: Path) -> None:
+    script = Path(__file__).with_name("in_process.py")
+    with training(model(kind), tmp_path / "channel") as trainer:
+        for _ in range(3):
+            version = trainer.step()
+        done = subprocess.run(
+            [sys.executable, str(script), str(model(kind)), trainer.channel, str(tmp_path / "mirror")],
+            env={**os.environ, "PYTHONPATH": str(SITE)},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"reloaded": 0, "version": version, "holds": True, "spans": [str(version)]}
