@@ -31,6 +31,7 @@ from weightcast.engines.meeting import (
     compare_files,
     doubt,
     fingerprint_of,
+    hold,
     live_digests,
     meet,
     stand,
@@ -44,11 +45,10 @@ from weightcast.errors import (
     UnsupportedError,
     WeightcastError,
 )
-from weightcast.files import remove, write_mark
 from weightcast.holder import Staged
 from weightcast.keys import Position
 from weightcast.manifest import Heartbeat, position_json
-from weightcast.mirror import PAUSED, Mirror
+from weightcast.mirror import Mirror
 from weightcast.notes import beat
 from weightcast.policy import Policy
 from weightcast.store.base import Store
@@ -124,6 +124,10 @@ class Agent:
         self.position: Position | None = None
         """Where the engine stands, as far as we know."""
         self._met: Met | None = None
+        self._held = False
+        """Whether the engine is paused because of us, or of an agent before us."""
+        self._proven: tuple[str, ...] = ()
+        """The workers whose word is taken for where they stand, if all is to be proven."""
         self.unproven: tuple[str, ...] = ()
         self.last: Update | None = None
 
@@ -152,7 +156,7 @@ class Agent:
         try:
             with clock.phase("fetch"):
                 staged = self.subscriber.poll()
-        except StoreError as error:
+        except WeightcastError as error:
             outage = error  # an engine that has restarted is brought to what the mirror has
         update = self._follow_mirror(staged, clock)
         if outage is not None:
@@ -171,12 +175,13 @@ class Agent:
             return None
         if met.position is None and not met.changing:
             met = self._recognise(met, standing, target, clock)
+        update = None
         if met.position == target and not met.changing:
             self._resume_what_was_left(target)
-            self.position = target
-            return None
-        update = self._bring(met, ready, target, standing, clock)
-        self.position, self.last, self.unproven = target, update, update.unproven
+        else:
+            update = self._bring(met, ready, target, standing, clock)
+            self.last, self.unproven = update, update.unproven
+        self.position, self._proven = target, met.instances
         return update
 
     def _meet(self, clock: _Clock) -> Met:
@@ -187,11 +192,12 @@ class Agent:
             met = meet(self.engine, self._table)
             for name, reason in met.unknown.items():
                 _log.warning("%s is reloaded whole when it changes: %s", name, reason)
+        self._held = met.held
         if met.changing:
             # Whatever is there is mixed, and must not be served.
             self._pause()
         self.position, self._met = met.position, met
-        return met
+        return replace(met, position=None) if self._prove and met.instances != self._proven else met
 
     def _recognise(self, met: Met, standing: Fingerprint, target: Position, clock: _Clock) -> Met:
         """Find out by live digests which version an engine is that does not say so, and which layouts hold."""
@@ -206,7 +212,8 @@ class Agent:
         trusted = {spec.name for spec in self._table} if position else same | met.trusted
         if position is None and not met.updates:
             with clock.phase("compare"):
-                loaded, packed = compare_files(self.engine)
+                loaded, other = compare_files(self.engine)
+            packed = other - met.trusted  # else it was changed since
             doubt(self.engine, packed)
             trusted = (trusted | loaded) - packed
         trust(self.engine, trusted)
@@ -302,7 +309,7 @@ class Agent:
             self._pause()
         with clock.phase("apply"):
             self.engine.update(info, str(target.version))
-        if meet(self.engine, self._table).failed:
+        if meet(self.engine, self._table, self._met).failed:
             return None
         with clock.phase("prove"):
             return self._prove_now(ready, standing)
@@ -324,21 +331,21 @@ class Agent:
         return tuple(sorted(known | held))
 
     def _pause(self) -> None:
-        mark = self.mirror.workshop / PAUSED
-        if not mark.exists() and not self.engine.is_paused():
-            write_mark(mark)
+        if not self._held and not self.engine.is_paused():
+            hold(self.engine, True)
+            self._held = True
         self.engine.pause(self._clear_cache)
 
     def _resume(self) -> None:
         """Let it go on, unless it was somebody else who had paused it."""
-        mark = self.mirror.workshop / PAUSED
-        if mark.exists():
+        if self._held:
             self.engine.resume()
-            remove(mark)
+            hold(self.engine, False)
+            self._held = False
 
     def _resume_what_was_left(self, position: Position) -> None:
         """An agent before us may have been killed between its update and the end of the pause."""
-        if (self.mirror.workshop / PAUSED).exists():
+        if self._held:
             self.engine.name_version(str(position.version))
             self._resume()
 

@@ -71,7 +71,7 @@ class HttpEngine:
         except EngineGoneError:
             raise
         except EngineError:  # an agent before us was killed between start and finish
-            self._post("/finish_weight_update", {"weight_version": version})
+            self._post("/finish_weight_update")
             self._post("/start_weight_update")
         self._post("/update_weights", {"update_info": info}, _LONG)
         self._post("/finish_weight_update", {"weight_version": version})

@@ -39,6 +39,8 @@ class Met:
     changing: bool
     """Whether an update broke off, so that what is there is mixed."""
     failed: str | None
+    held: bool
+    """Whether it was an agent, perhaps one that is dead, who paused the engine."""
     updates: int
     """Since it began; before the first it holds what it loaded."""
     learned: bool
@@ -91,6 +93,7 @@ def meet(engine: Engine, table: TensorTable, before: Met | None = None) -> Met:
         position_from_json(first) if agreed else None,
         any(answer["changing"] for answer in answers) or len(positions) > 1,
         next((answer["failed"] for answer in answers if answer["failed"]), None),
+        any(answer["held"] for answer in answers),
         max(answer["updates"] for answer in answers),
         learned,
         lessons,
@@ -115,6 +118,10 @@ def doubt(engine: Engine, names: Iterable[str]) -> None:
 
 def stand(engine: Engine, position: Position | None) -> None:
     engine.ask({"do": "stand", "position": position_json(position)})
+
+
+def hold(engine: Engine, held: bool) -> None:
+    engine.ask({"do": "hold", "held": held})
 
 
 def carry_out(engine: Engine, table: TensorTable, request: Mapping[str, Any]) -> tuple[str, Told]:

@@ -96,6 +96,8 @@ class EngineWorker:
         self._position: Position | None = None
         self._changing = False
         """From the first write of an update to the last: set for good if that broke off."""
+        self._held = False
+        """Whether an agent has paused the engine, and nobody has let it go on since."""
         self._failed: str | None = None
         self._table: str | None = None
         """Which one was learned."""
@@ -125,6 +127,7 @@ class EngineWorker:
                 "trust": self.trust,
                 "doubt": self.doubt,
                 "stand": self.stand,
+                "hold": self.hold,
             }
             answer = known[request.pop("do")](**request)
         except WeightcastError as error:
@@ -143,6 +146,7 @@ class EngineWorker:
             "position": position_json(self._position),
             "changing": self._changing,
             "failed": self._failed,
+            "held": self._held,
             "updates": self._updates,
             "table": self._table,
             "lessons": self._lessons,
@@ -264,6 +268,11 @@ class EngineWorker:
         """Be told where the parameters stand."""
         self._position = None if position is None else position_from_json(position)
         self._changing = False
+        return {}
+
+    def hold(self, held: bool) -> dict[str, Any]:
+        """Be told that an agent pauses the engine, or no longer: the next one must know whose pause it is."""
+        self._held = held
         return {}
 
     # -- update ------------------------------------------------------------------------------------------------------
