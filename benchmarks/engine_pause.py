@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,8 +129,8 @@ class Measured(InProcess):
         super().__init__(llm)
         self.last: Arm = (0.0, 0)
 
-    def update(self, info: Any, version: str) -> None:
-        self.last = measured(lambda: InProcess.update(self, info, version))
+    def update(self, info: Mapping[str, Any]) -> None:
+        self.last = measured(lambda: InProcess.update(self, info))
 
 
 def in_worker(llm: LLM, work: Callable[[torch.nn.Module], object]) -> None:

@@ -30,7 +30,7 @@ from weightcast.engines.proof import prove  # noqa: E402
 from weightcast.engines.versions import WeightVersions  # noqa: E402
 from weightcast.engines.vllm import refuse_other_vllm  # noqa: E402
 from weightcast.engines.worker import PROTOCOL, EngineWorker  # noqa: E402
-from weightcast.errors import EngineError, StoreError, UsageError  # noqa: E402
+from weightcast.errors import EngineError, EngineGoneError, StoreError, UsageError  # noqa: E402
 from weightcast.torch.learn import learn  # noqa: E402
 from weightcast.torch.live import LiveParameters  # noqa: E402
 
@@ -89,11 +89,14 @@ class Local:
         self.calls.append("resume")
         self.paused = False
 
-    def update(self, info: Mapping[str, Any], version: str) -> None:
+    def update(self, info: Mapping[str, Any]) -> None:
         assert self.paused
         self.calls.append("update")
         for one in self.workers:
             one.apply(info["job"], info["position"], info["mirror"], list(info["reload"]))
+
+    def finish(self, version: str) -> None:
+        self.calls.append("finish")
         self.served = version
 
     def name_version(self, version: str) -> None:
@@ -261,10 +264,12 @@ def test_an_engine_that_cannot_be_updated_stays_paused_until_it_can(
         agent.step()
         training.step(1)
         with monkeypatch.context() as broken:
-            broken.setattr(EngineWorker, "_apply", lambda *_: 1 // 0)
+            broken.setattr(EngineWorker, "_write", lambda *_: 1 // 0)
             with pytest.raises(EngineError, match="cannot be updated: ZeroDivisionError"):
                 agent.step()
             assert engine.paused
+            assert engine.served == "updating"
+            assert agent.position is None
         assert agent.step() is not None
         must_be(engine, agent, 1)
 
@@ -290,15 +295,16 @@ def test_a_flipped_bit_is_named_and_mended(touched: bool, training: Training, tm
 
 def test_a_new_agent_goes_on_where_another_was_killed(training: Training, tmp_path: Path) -> None:
     engine = Local(training.weights)
-    points = ["stage_patches", "pause", "update", "resume"]
+    points = ["stage_patches", "pause", "update", "finish", "resume"]
     with attached(training, engine, tmp_path) as agent:
         agent.step()
     for version, point in enumerate([*points, *points], 1):
         training.step(version)
-        with attached(training, engine, tmp_path) as agent:
-            _die_at(engine, point, before=version <= len(points))
-            with pytest.raises(KeyboardInterrupt):
-                agent.step()
+        agent = attached(training, engine, tmp_path)
+        _die_at(engine, point, before=version <= len(points))
+        with pytest.raises(KeyboardInterrupt):
+            agent.step()
+        agent.subscriber.close()  # the dead let go of their files, and of nothing else
         _live_again(engine)
         with attached(training, engine, tmp_path) as agent:
             agent.step()
@@ -320,7 +326,7 @@ def _die_at(engine: Local, point: str, before: bool) -> None:
 
 
 def _live_again(engine: Local) -> None:
-    for method in ("ask", "pause", "update", "resume"):
+    for method in ("ask", "pause", "update", "finish", "resume"):
         engine.__dict__.pop(method, None)
 
 
@@ -373,6 +379,136 @@ def test_a_worker_of_another_release_is_refused(
     with attached(training, engine, tmp_path) as agent, pytest.raises(EngineError, match="Install the same weightcast"):
         agent.step()
     assert engine.calls == ["hello"]
+
+
+class Ignoring(Local):
+    """An engine that has no use for one of the tensors, and follows a loader that skips it."""
+
+    def _worker(self, engine: Engine, model: torch.nn.Module, *rest: Any) -> EngineWorker:
+        real = engine.load
+        object.__setattr__(engine, "load", lambda m, given: real(m, ((n, t) for n, t in given if n != "norm")))
+        return super()._worker(engine, model, *rest)
+
+
+@pytest.mark.parametrize("proving", [True, False])
+def test_a_tensor_that_the_engine_has_no_use_for_is_no_trouble(
+    proving: bool, training: Training, tmp_path: Path
+) -> None:
+    engine = Ignoring(training.weights)
+    with attached(training, engine, tmp_path, prove=proving) as agent:
+        assert agent.step() is None
+        for version in (1, 2):
+            training.step(version)
+            update = agent.step()
+            assert update is not None
+            assert (update.reloaded, update.unproven) == (0, ())
+            must_be(engine, agent, version)
+        other = tmp_path / "other"
+        other.mkdir()
+        another = Training(other)  # the same tensors, and a version 2 of other bits
+        for version in (1, 2):
+            another.step(version + 10)
+        with attached(another, Local(weights_of(SHAPES)), other) as theirs:
+            theirs.step()
+            proof = prove(engine, theirs.subscriber.chain)
+            assert (proof.version, proof.holds) == (None, False)
+        another.close()
+
+
+def test_what_an_engine_does_to_its_weights_by_itself_is_noticed(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        for one, model in zip(engine.workers, engine.models, strict=True):
+            one.forget()
+            with torch.no_grad():
+                for tensor in model.parameters():
+                    tensor.zero_()
+        assert agent.step() is not None
+        must_be(engine, agent, 0)
+
+
+def test_a_look_in_between_does_not_take_away_what_was_staged(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        real = engine.pause
+
+        def pause(clear_cache: bool) -> None:
+            prove(engine, agent.subscriber.chain)
+            real(clear_cache)
+
+        monkeypatch.setattr(engine, "pause", pause)
+        update = agent.step()
+        assert update is not None
+        assert update.reloaded == 0
+        must_be(engine, agent, 1)
+
+
+def test_an_engine_that_restarts_before_it_is_written_to_is_met_again(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        real = engine.pause
+
+        def pause(clear_cache: bool) -> None:
+            for one in engine.workers:
+                one.close()  # what was staged is gone
+            real(clear_cache)
+
+        engine.pause = pause  # type: ignore[method-assign]
+        with pytest.raises(EngineError, match="of no use"):
+            agent.step()
+        assert (engine.paused, engine.served) == (False, "0")
+        engine.pause = real  # type: ignore[method-assign]
+        agent.step()
+        must_be(engine, agent, 1)
+
+
+def test_an_engine_that_is_gone_is_at_no_version(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        assert agent.position is not None
+        training.step(1)
+
+        def gone(request: object) -> Any:
+            raise EngineGoneError("it does not answer", url="a test")
+
+        engine.ask = gone  # type: ignore[method-assign]
+        with pytest.raises(EngineGoneError):
+            agent.step()
+        assert agent.position is None
+        assert agent.subscriber.position is not None
+        assert agent.subscriber.position.version == 1  # the mirror goes on
+
+
+@pytest.mark.parametrize("answer", [{}, {"protocol": PROTOCOL}, {"protocol": PROTOCOL, "rank": "x", "world": []}])
+def test_answers_that_make_no_sense_are_an_error(answer: object, training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    engine.ask = lambda request: [answer]  # type: ignore[method-assign,list-item,assignment,return-value]
+    with attached(training, engine, tmp_path) as agent, pytest.raises(EngineError):
+        agent.step()
+
+
+def test_a_folder_that_moved_on_says_nothing_of_what_was_loaded(training: Training, tmp_path: Path) -> None:
+    other = changed(weights_of(SHAPES), 0.5, 99)
+    (tmp_path / "begun").mkdir()
+    save(other, tmp_path / "begun")
+    engine = Local(other, tmp_path / "begun")
+    for path in (tmp_path / "begun").iterdir():
+        path.unlink()
+    save(training.weights, tmp_path / "begun")
+    with attached(training, engine, tmp_path) as agent:
+        update = agent.step()
+        assert update is not None
+        assert update.reloaded == len(SHAPES)
+        assert update.unproven == ()
+        must_be(engine, agent, 0)
 
 
 def test_a_worker_never_raises(training: Training) -> None:

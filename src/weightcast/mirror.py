@@ -35,9 +35,7 @@ from weightcast.stage import Overlay, standing_of
 from weightcast.workers import ONE, Workers
 
 POSITION, INSTALL = "position.json", "install.json"
-PAUSED = "paused"
-"""There while an agent holds an engine paused."""
-_OWN = {POSITION, INSTALL, CHANGING, PAUSED, "log", "staged", "incoming", "lock", "owner"}
+_OWN = {POSITION, INSTALL, CHANGING, "log", "staged", "incoming", "lock", "owner"}
 
 _EDITED = "Pull again: it is put right from the channel."
 

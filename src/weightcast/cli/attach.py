@@ -119,7 +119,9 @@ def _follow(agent: Agent, watch: Any, every: float, as_json: bool) -> None:
         if isinstance(error, _FATAL):
             raise error
         if watch is not None:
-            watch.failed(error)
+            watch.failed()
+        if agent.trouble is None:
+            told.clear()
         if str(error) not in told:
             tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
         told.add(str(error))

@@ -55,6 +55,8 @@ from weightcast.store.base import Store
 from weightcast.subscriber import NEWEST, Subscriber, Trouble
 
 _BEAT_EVERY = 30.0
+_MIXED = "updating"
+"""The version of an engine that holds none."""
 _log = logging.getLogger("weightcast")
 
 
@@ -130,6 +132,8 @@ class Agent:
         """The workers whose word is taken for where they stand, if all is to be proven."""
         self.unproven: tuple[str, ...] = ()
         self.last: Update | None = None
+        self.trouble: WeightcastError | None = None
+        """What the last round of `follow` ended with."""
 
     @property
     def behind(self) -> int | None:
@@ -152,33 +156,39 @@ class Agent:
     def step(self) -> Update | None:
         """Bring mirror and engine to the version that the policy wants; None if they are there."""
         clock = _Clock()
-        staged, outage = None, None
+        staged, outage, met, away = None, None, None, None
+        try:
+            met = self._meet(clock)
+            self._resume_what_was_left(met)
+        except EngineError as error:
+            self.position, away = None, error
         try:
             with clock.phase("fetch"):
                 staged = self.subscriber.poll()
         except WeightcastError as error:
             outage = error  # an engine that has restarted is brought to what the mirror has
-        update = self._follow_mirror(staged, clock)
+        update = self._follow_mirror(met, staged, clock)
         if outage is not None:
             raise outage
+        if away is not None:
+            raise away
         return update
 
-    def _follow_mirror(self, staged: Staged | None, clock: _Clock) -> Update | None:
+    def _follow_mirror(self, met: Met | None, staged: Staged | None, clock: _Clock) -> Update | None:
         try:
-            met = self._meet(clock)
-            ready = self._stage_patches(met, staged, clock) if staged else None
+            ready = self._stage_patches(met, staged, clock) if met and staged else None
         finally:
             if staged is not None:  # whatever the engine does, the mirror goes on
                 self.subscriber.apply(staged)
         target, standing = self.subscriber.position, self.mirror.standing
-        if target is None or standing is None:
+        if met is None or target is None or standing is None:
             return None
         if met.position is None and not met.changing:
             met = self._recognise(met, standing, target, clock)
         update = None
-        if met.position == target and not met.changing:
-            self._resume_what_was_left(target)
-        else:
+        self._resume_what_was_left(met)
+        if met.position != target or met.changing:
+            self.position = None
             update = self._bring(met, ready, target, standing, clock)
             self.last, self.unproven = update, update.unproven
         self.position, self._proven = target, met.instances
@@ -204,12 +214,11 @@ class Agent:
         with clock.phase("recognise"):
             sums = live_digests(self.engine, self._table)
         same = {name for name, total in sums.items() if total.digest == standing[name]}
-        same |= {name for name, total in sums.items() if total.held_by_none} - met.unknown.keys()
         found = fingerprint_of(self._table, sums)
-        position = target if len(same) == len(self._table) else None
+        position = target if len(same | met.absent) == len(self._table) else None
         if position is None and found is not None:
             position = self._find(found)
-        trusted = {spec.name for spec in self._table} if position else same | met.trusted
+        trusted = sums.keys() - met.absent if position else same | met.trusted
         if position is None and not met.updates:
             with clock.phase("compare"):
                 loaded, other = compare_files(self.engine)
@@ -245,7 +254,7 @@ class Agent:
             for spec, before, after in zip(self._table, self._digests_now(), staged.standing.digests, strict=True)
             if before != after
         }
-        return _Ready(job, told, self._whole_layers(touched - met.trusted))
+        return _Ready(job, told, self._whole_layers(touched - met.trusted - met.absent))
 
     def _digests_now(self) -> tuple[int, ...]:
         standing = self.mirror.standing
@@ -254,7 +263,7 @@ class Agent:
 
     def _stage_weights(self, met: Met, standing: Fingerprint, clock: _Clock) -> _Ready:
         """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
-        reload = self._whole_layers({spec.name for spec in self._table} - met.trusted)
+        reload = self._whole_layers({spec.name for spec in self._table} - met.trusted - met.absent)
         names = sorted(met.trusted - set(reload))
         with clock.phase("stage"):
             job, told = carry_out(self.engine, self._table, {"do": "stage_weights", **self._source(), "names": names})
@@ -289,15 +298,18 @@ class Agent:
                 ready = self._stage_weights(met, standing, clock)
         unproven = self._write(ready, target, standing, clock)
         if unproven is None:
+            self.engine.finish(_MIXED)
             _log.warning("the update failed; the engine stays paused while all of it is loaded again")
             everything = tuple(spec.name for spec in self._table)
             ready = _Ready(None, ready.told, everything)
             unproven = self._write(ready, target, standing, clock)
             if unproven is None:
+                self.engine.finish(_MIXED)
                 failed = meet(self.engine, self._table).failed or "its live bits are not the version's"
                 hint = "It stays paused. Restart it; the agent brings it to the newest version."
                 raise EngineError(f"the engine cannot be updated: {failed}", url=self.engine.url, hint=hint)
         with clock.phase("resume"):
+            self.engine.finish(str(target.version))
             self._resume()
         told = ready.told
         return Update(target, told.changed, told.nbytes, len(ready.reload), unproven, clock.seconds)
@@ -308,8 +320,16 @@ class Agent:
         with clock.phase("pause"):
             self._pause()
         with clock.phase("apply"):
-            self.engine.update(info, str(target.version))
-        if meet(self.engine, self._table, self._met).failed:
+            self.engine.update(info)
+        met = meet(self.engine, self._table, self._met)
+        if met.failed and not met.changing:  # nothing was written
+            self.engine.finish(str(met.position.version) if met.position else _MIXED)
+            if met.position is not None:
+                self._resume()
+            raise EngineError(
+                f"what was staged is of no use: {met.failed}", url=self.engine.url, hint="It is tried again."
+            )
+        if met.failed:
             return None
         with clock.phase("prove"):
             return self._prove_now(ready, standing)
@@ -321,20 +341,19 @@ class Agent:
         met = meet(self.engine, self._table)
         names = None if self._prove else ready.reload
         sums = live_digests(self.engine, self._table, names)
-        wrong = {name for name, total in sums.items() if total.digest != standing[name]}
+        wrong = {name for name, total in sums.items() if total.digest != standing[name]} - met.absent
         if wrong & met.trusted:
             stand(self.engine, None)
             return None
-        trust(self.engine, sums.keys() - wrong)
-        held = {name for name in wrong if not sums[name].held_by_none or name in met.unknown}
+        trust(self.engine, sums.keys() - wrong - met.absent)
         known = set(self.unproven) - sums.keys()
-        return tuple(sorted(known | held))
+        return tuple(sorted(known | wrong))
 
     def _pause(self) -> None:
         if not self._held and not self.engine.is_paused():
             hold(self.engine, True)
             self._held = True
-        self.engine.pause(self._clear_cache)
+        self.engine.pause(self._clear_cache)  # again, if it is paused already: for the cache
 
     def _resume(self) -> None:
         """Let it go on, unless it was somebody else who had paused it."""
@@ -343,10 +362,10 @@ class Agent:
             hold(self.engine, False)
             self._held = False
 
-    def _resume_what_was_left(self, position: Position) -> None:
-        """An agent before us may have been killed between its update and the end of the pause."""
-        if self._held:
-            self.engine.name_version(str(position.version))
+    def _resume_what_was_left(self, met: Met) -> None:
+        """An agent before us may have been killed in a pause; an engine that is not mixed need not wait any longer."""
+        if self._held and met.position is not None and not met.changing:
+            self.engine.name_version(str(met.position.version))
             self._resume()
 
     # -- follow ------------------------------------------------------------------------------------------------------
@@ -364,6 +383,7 @@ class Agent:
                     raise
                 trouble(found)
                 error, failures = found, failures + 1
+            self.trouble = error
             self._beat(error)
             if update is not None:
                 yield update
@@ -392,6 +412,9 @@ class Agent:
 
     def close(self) -> None:
         self.stop()
+        if self._held:
+            with suppress(EngineError):
+                self._resume_what_was_left(meet(self.engine, self._table))
         self.subscriber.close()
 
     def __enter__(self) -> Agent:

@@ -6,7 +6,8 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPException
 from typing import Any, Protocol
 
@@ -37,8 +38,12 @@ class Engine(Protocol):
 
     def resume(self) -> None: ...
 
-    def update(self, info: Mapping[str, Any], version: str) -> None:
-        """Have all workers write, then name the version that the engine serves."""
+    def update(self, info: Mapping[str, Any]) -> None:
+        """Have all workers write; `finish` must follow."""
+        ...
+
+    def finish(self, version: str) -> None:
+        """End an update, and name the version that the engine serves."""
         ...
 
     def name_version(self, version: str) -> None: ...
@@ -52,7 +57,8 @@ class HttpEngine:
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         body = {"method": "weightcast", "args": [json.dumps(request)]}
-        answers = [json.loads(one["json"]) for one in self._post("/collective_rpc", body)["results"]]
+        with understood(self.url):
+            answers = [_answer_of(one) for one in self._post("/collective_rpc", body)["results"]]
         refuse_errors(answers, self.url)
         return answers
 
@@ -65,7 +71,7 @@ class HttpEngine:
     def resume(self) -> None:
         self._post("/resume")
 
-    def update(self, info: Mapping[str, Any], version: str) -> None:
+    def update(self, info: Mapping[str, Any]) -> None:
         try:
             self._post("/start_weight_update")
         except EngineGoneError:
@@ -74,6 +80,8 @@ class HttpEngine:
             self._post("/finish_weight_update")
             self._post("/start_weight_update")
         self._post("/update_weights", {"update_info": info}, _LONG)
+
+    def finish(self, version: str) -> None:
         self._post("/finish_weight_update", {"weight_version": version})
 
     def name_version(self, version: str) -> None:
@@ -122,9 +130,8 @@ class InProcess:
         self._llm = llm
 
     def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        answers = [
-            json.loads(one["json"]) for one in self._llm.collective_rpc("weightcast", args=(json.dumps(request),))
-        ]
+        with understood(self.url):
+            answers = [_answer_of(one) for one in self._llm.collective_rpc("weightcast", args=(json.dumps(request),))]
         refuse_errors(answers, self.url)
         return answers
 
@@ -132,19 +139,38 @@ class InProcess:
         return False
 
     def pause(self, clear_cache: bool) -> None:
-        if clear_cache:
-            self._llm.reset_prefix_cache()
+        if clear_cache and not self._llm.reset_prefix_cache():
+            raise EngineError("the prefix cache cannot be cleared", url=self.url)
 
     def resume(self) -> None:
         """It was never paused."""
 
-    def update(self, info: Mapping[str, Any], version: str) -> None:
+    def update(self, info: Mapping[str, Any]) -> None:
         self._llm.start_weight_update()
         self._llm.update_weights({"update_info": dict(info)})
+
+    def finish(self, version: str) -> None:
         self._llm.finish_weight_update(version)
 
     def name_version(self, version: str) -> None:
         self._llm.update_weight_version(version)
+
+
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """`EngineError` for answers that make no sense: an engine is no part of us."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        problem = f"the engine's workers answer what makes no sense: {type(error).__name__}: {error}"
+        raise EngineError(problem, url=url, hint="Install the same weightcast on both sides.") from error
+
+
+def _answer_of(result: Any) -> dict[str, Any]:
+    answer = json.loads(result["json"])
+    if not isinstance(answer, dict):
+        raise TypeError("no object")
+    return answer
 
 
 def refuse_errors(answers: list[dict[str, Any]], url: str) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from weightcast.engines.agent import Agent, Update
-from weightcast.errors import UsageError, WeightcastError
+from weightcast.errors import UsageError
 
 _LONGEST = 600.0
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -33,8 +34,6 @@ class Watch:
     def __init__(self, agent: Agent):
         self._agent = agent
         self._changed = threading.Condition()
-        self._error: str | None = None
-        self._failures = 0
         self.registry = CollectorRegistry()
         self._phases = Histogram(
             "weightcast_phase_seconds",
@@ -63,13 +62,10 @@ class Watch:
         self._updates.inc()
         self._elements.inc(update.changed)
         with self._changed:
-            self._error, self._failures = None, 0
             self._changed.notify_all()
 
-    def failed(self, error: WeightcastError) -> None:
+    def failed(self) -> None:
         self._troubles.inc()
-        with self._changed:
-            self._error, self._failures = str(error), self._failures + 1
 
     def status(self) -> dict[str, Any]:
         agent, last = self._agent, self._agent.last
@@ -80,7 +76,7 @@ class Watch:
             "digest": None if agent.position is None else agent.position.digest,
             "behind": agent.behind,
             "unproven": list(agent.unproven),
-            "error": self._error,
+            "error": str(agent.trouble) if agent.trouble else None,
             "last": None
             if last is None
             else {
@@ -117,7 +113,9 @@ class Endpoint:
 
         Requests.watch, Requests.token = watch, token
         try:
-            self._server = ThreadingHTTPServer((host, port), Requests)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+            self._server = kind((host, port), Requests)
         except OSError as error:
             raise UsageError(f"cannot listen on {host}:{port}: {error}", hint="Name another port.") from error
         self._server.daemon_threads = True
@@ -154,7 +152,7 @@ class _Requests(BaseHTTPRequestHandler):
 
     def _wait(self, query: dict[str, list[str]]) -> None:
         version, seconds = (query.get(key, [""])[0] for key in ("version", "seconds"))
-        if not version.isdigit() or len(version) > 12 or not (seconds or "0").isdigit() or len(seconds) > 4:
+        if not _is_number(version, 12) or not _is_number(seconds or "0", 4):
             self._answer(400, {"error": "version and seconds are numbers"})
             return
         there = self.watch.wait(int(version), float(seconds or 0))
@@ -172,6 +170,10 @@ class _Requests(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Who asks is not worth a line each."""
+
+
+def _is_number(text: str, digits: int) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= digits
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from weightcast.bits import TensorTable
 from weightcast.digest import Fingerprint, table_json
-from weightcast.engines.client import Engine
+from weightcast.engines.client import Engine, understood
 from weightcast.errors import EngineError
 from weightcast.keys import Position
 from weightcast.layout import Held, Sum, put_together
@@ -44,10 +44,16 @@ class Met:
     updates: int
     """Since it began; before the first it holds what it loaded."""
     learned: bool
+    """Whether they know the layout of this channel's tensors,"""
+    taught: bool
+    """or of some others'."""
     lessons: tuple[int, ...]
     unknown: Mapping[str, str]
     """Tensors that cannot be followed into the parameters, and why."""
+    absent: frozenset[str]
+    """Tensors that the engine has no use for."""
     trusted: frozenset[str]
+    """Those that may be written through the layout."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,15 @@ class Told:
     """What the workers thought they held, for a `verify`."""
     changed: int
     nbytes: int
-    seconds: float
 
 
 def meet(engine: Engine, table: TensorTable, before: Met | None = None) -> Met:
     """Ask the workers how they stand; nothing is computed. What was known of names ``before`` is asked once only."""
+    with understood(engine.url):
+        return _meet(engine, table, before)
+
+
+def _meet(engine: Engine, table: TensorTable, before: Met | None) -> Met:
     answers = engine.ask({"do": "hello"})
     for answer in answers:
         if answer.get("protocol") != PROTOCOL:
@@ -80,14 +90,17 @@ def meet(engine: Engine, table: TensorTable, before: Met | None = None) -> Met:
     lessons = tuple(answer["lessons"] for answer in answers)
     learned = all(answer["table"] == ours for answer in answers)
     unknown: dict[str, str] = {}
-    trusted: frozenset[str] = frozenset()
+    absent, trusted = frozenset[str](), frozenset[str]()
     if learned and before is not None and (before.instances, before.lessons) == (instances, lessons):
-        unknown, trusted = dict(before.unknown), before.trusted
+        unknown, absent, trusted = dict(before.unknown), before.absent, before.trusted
     elif learned:
         told = engine.ask({"do": "names"})
-        trusted = frozenset.intersection(*(frozenset(answer["trusted"]) for answer in told))
         for answer in told:
             unknown |= answer["unknown"]
+        absent, trusted = (
+            frozenset.intersection(*(frozenset(answer[key]) for answer in told)) for key in ("absent", "trusted")
+        )
+        absent -= unknown.keys()
     return Met(
         instances,
         position_from_json(first) if agreed else None,
@@ -96,8 +109,10 @@ def meet(engine: Engine, table: TensorTable, before: Met | None = None) -> Met:
         any(answer["held"] for answer in answers),
         max(answer["updates"] for answer in answers),
         learned,
+        any(answer["table"] for answer in answers),
         lessons,
         unknown,
+        absent,
         trusted,
     )
 
@@ -126,11 +141,11 @@ def hold(engine: Engine, held: bool) -> None:
 
 def carry_out(engine: Engine, table: TensorTable, request: Mapping[str, Any]) -> tuple[str, Told]:
     """Have all workers do a job, and wait for it; its name, and the digests of what they hold, or will hold, then."""
-    began = time.monotonic()
-    job, answers = _done(engine, request)
-    sums, remembered = (_sums(table, answers, key) for key in ("held", "remembered"))
-    changed, nbytes = (sum(answer.get(key, 0) for answer in answers) for key in ("changed", "nbytes"))
-    return job, Told(sums, remembered, changed, nbytes, time.monotonic() - began)
+    with understood(engine.url):
+        job, answers = _done(engine, request)
+        sums, remembered = (_sums(table, answers, key) for key in ("held", "remembered"))
+        changed, nbytes = (sum(answer.get(key, 0) for answer in answers) for key in ("changed", "nbytes"))
+    return job, Told(sums, remembered, changed, nbytes)
 
 
 def _sums(table: TensorTable, answers: list[dict[str, Any]], key: str) -> dict[str, Sum]:
@@ -143,8 +158,9 @@ def _sums(table: TensorTable, answers: list[dict[str, Any]], key: str) -> dict[s
 
 def compare_files(engine: Engine) -> tuple[set[str], set[str]]:
     """Tensors that are, read through the layout, what the engine loaded when it began; and those that are not."""
-    _, answers = _done(engine, {"do": "compare_files"})
-    same, other = (set().union(*(answer[key] for answer in answers)) for key in ("same", "other"))
+    with understood(engine.url):
+        _, answers = _done(engine, {"do": "compare_files"})
+        same, other = (set[str]().union(*(answer[key] for answer in answers)) for key in ("same", "other"))
     return same - other, other
 
 

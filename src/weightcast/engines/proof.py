@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weightcast.chain import Chain
 from weightcast.engines.client import Engine
 from weightcast.engines.meeting import carry_out, fingerprint_of, meet, teach
-from weightcast.errors import MissingError
+from weightcast.errors import EngineError, MissingError
 from weightcast.keys import Position
 
 
@@ -35,30 +35,40 @@ def prove(engine: Engine, chain: Chain) -> Proof:
     """Digest the live parameters on every worker, and compare with the manifest; nothing is written."""
     table = chain.channel.table
     met = meet(engine, table)
+    if not met.learned and met.taught:
+        hint = "Name the channel that its agent follows."
+        raise EngineError("the engine follows a channel of other tensors", url=engine.url, hint=hint)
     if not met.learned:
         teach(engine, chain.channel)
         met = meet(engine, table)
     _, told = carry_out(engine, table, {"do": "verify"})
-    live, remembered = told.sums, told.remembered
-    absent = {name for name, total in live.items() if total.held_by_none} - met.unknown.keys()
-    unproven = {
-        name: met.unknown.get(name) or total.problem or "it cannot be read"
-        for name, total in live.items()
-        if total.digest is None and name not in remembered and name not in absent
-    }
+    live = told.sums
+    remembered = {name: total.digest for name, total in told.remembered.items() if total.digest is not None}
     wrong = {
         name: live[name].problem or "its bits are not the version's"
         for name, before in remembered.items()
-        if before.digest is not None and live[name].digest != before.digest
+        if live[name].digest != before
     }
     found = fingerprint_of(table, live)
-    if found is not None:
-        version = _version_of(found.position, chain)
-    else:
-        # Tensors that the engine has no use for: the others were proven when they were written, and are as they were.
-        as_written = met.position is not None and not wrong and not unproven
-        version = met.position.version if met.position is not None and as_written else None
+    version = _version_of(found.position, chain) if found is not None else None
+    unproven: dict[str, str] = {}
+    if version is None:
+        unproven = {
+            name: met.unknown.get(name) or total.problem or "where it lives was not proven"
+            for name, total in live.items()
+            if name not in remembered and name not in met.absent
+        }
+    if found is None and not wrong and not unproven and met.position is not None:
+        # There are tensors that the engine has no use for; all others are as they were when they were proven.
+        version = met.position.version if _is_committed(met.position, chain) else None
     return Proof(met.position, version, wrong, unproven, len(table))
+
+
+def _is_committed(position: Position, chain: Chain) -> bool:
+    try:
+        return chain.manifest(position.version).position == position
+    except MissingError:
+        return False
 
 
 def _version_of(digest: str, chain: Chain) -> int | None:

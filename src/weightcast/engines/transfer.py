@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from weightcast.bits import TensorTable
 from weightcast.engines.packing import packing_of, probed, repacked
 from weightcast.engines.vllm import refuse_other_vllm
 from weightcast.engines.worker import EngineWorker
+from weightcast.errors import UsageError
 from weightcast.layout import Layout
 from weightcast.torch.learn import learn
 
@@ -53,6 +54,7 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any):
         refuse_other_vllm(vllm.__version__)
+        refuse_unseen(vllm_config)
         super().__init__(config, vllm_config, device, model)
         parallel = self.parallel_config
         self.worker = EngineWorker(
@@ -85,24 +87,55 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return layout if self.device.type != "cpu" else with_packed_experts(layout, self.model)
 
     def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        if any(True for _ in packed_experts(self.model)):
+            raise UsageError("vLLM's own reload leaves experts unpacked on a CPU", hint="Restart it from the mirror.")
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(weights)
-        finalize_layerwise_reload(self.model, self.model_config)
+        try:
+            self.model.load_weights(weights)
+        finally:  # else the parameters are gone for good
+            finalize_layerwise_reload(self.model, self.model_config)
+
+
+def refuse_unseen(config: Any) -> None:
+    """`UsageError` for what would change parameters, or hold some, where we do not see it."""
+    if config.parallel_config.data_parallel_size > 1:
+        hint = "Start one engine for each replica, and an agent for each."
+        raise UsageError("the weightcast backend does not work with data parallelism", hint=hint)
+    if config.model_config.enable_sleep_mode:
+        raise UsageError("the weightcast backend does not work with sleep mode", hint="Start vLLM without it.")
 
 
 def _answer(self: Any, request: str) -> dict[str, str]:
     """`collective_rpc("weightcast", [request])` ends here, as a method of vLLM's worker."""
+    for name in ("reload_weights", "reset_weights"):
+        if name not in vars(self):
+            setattr(self, name, _forgetting(self, getattr(self, name)))
     answer: dict[str, str] = self.weight_transfer_engine.worker.answer(request)
     return answer
 
 
-def with_packed_experts(layout: Layout, model: torch.nn.Module) -> Layout:
-    """On a CPU vLLM packs the experts of a mixture behind its loader's back. Have it pack numbers, and see."""
+def _forgetting(worker: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of vLLM's worker that changes parameters by itself."""
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        worker.weight_transfer_engine.worker.forget()
+        return method(*args, **kwargs)
+
+    return changed
+
+
+def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, CPUUnquantizedExperts]]:
+    """On a CPU vLLM packs the experts of a mixture behind its loader's back."""
     for name, module in model.named_modules():
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
         experts = getattr(kernel, "fused_experts", None)
-        if not isinstance(experts, CPUUnquantizedExperts) or experts._use_zentorch:
-            continue
+        if isinstance(experts, CPUUnquantizedExperts) and not experts._use_zentorch:
+            yield name, module, experts
+
+
+def with_packed_experts(layout: Layout, model: torch.nn.Module) -> Layout:
+    """Have vLLM pack numbers, and see where they are."""
+    for name, module, experts in packed_experts(model):
         for parameter in ("w13_weight", "w2_weight"):
             shape = tuple(getattr(module, parameter).shape[1:])
             places = probed(shape, partial(_packed, experts.isa))

@@ -4,7 +4,8 @@
 
 A request with ``x-weight-version-at-least: 41`` waits until the engine serves version 41 or a later one, for as many
 seconds as ``x-weight-version-wait`` says, and gets 503 otherwise. Every response carries ``x-weight-version``: the
-version when it began, and, if another was taken up before it was complete, that too (``40-41``).
+version when it began, and, if another was taken up before it was complete, that too (``40-41``). A stream is begun
+before it is complete, and names the first alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class WeightVersions:
 
     def __init__(self, app: App):
         self._app = app
+        self._asking = asyncio.Lock()
+        self._version, self._asked = "", -_EVERY
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(("/v1/", "/inference/")):
@@ -42,7 +45,7 @@ class WeightVersions:
             await _refuse(send, 400, str(error))
             return
         client = scope["app"].state.engine_client
-        began = await _reached(client, wanted or 0, min(_WAIT if patience is None else patience, _LONGEST))
+        began = await self._reached(client, wanted or 0, min(_WAIT if patience is None else patience, _LONGEST))
         if wanted is not None and _as_number(began) < wanted:
             await _refuse(send, 503, f"the engine serves version {began}, not {wanted} or a later one")
             return
@@ -56,28 +59,34 @@ class WeightVersions:
 
         await self._app(scope, receive, told)
 
+    async def _reached(self, client: Any, wanted: float, patience: float) -> str:
+        """The version that is served once it is the one that is wanted, or patience is at its end."""
+        loop = asyncio.get_running_loop()
+        end, version = loop.time() + patience, await client.get_weight_version()
+        while _as_number(version) < wanted and loop.time() < end:
+            await asyncio.sleep(_EVERY)
+            version = await self._recent(client)
+        return str(version)
 
-async def _reached(client: Any, wanted: float, patience: float) -> str:
-    """The version that is served once it is the one that is wanted, or patience is at its end."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + patience
-    while True:
-        version: str = await client.get_weight_version()
-        if _as_number(version) >= wanted or loop.time() >= end:
-            return version
-        await asyncio.sleep(_EVERY)
+    async def _recent(self, client: Any) -> str:
+        """The version of a moment ago at the most: however many wait, the engine is asked once."""
+        async with self._asking:
+            now = asyncio.get_running_loop().time()
+            if now - self._asked >= _EVERY:
+                self._version, self._asked = await client.get_weight_version(), now
+            return self._version
 
 
 def _as_number(version: str) -> int:
     """An engine that follows no channel yet names no number."""
-    return int(version) if version.isdigit() else -1
+    return int(version) if version.isascii() and version.isdigit() else -1
 
 
 def _number(headers: dict[bytes, bytes], name: bytes) -> float | None:
     text = headers.get(name, b"").decode("latin-1").strip()
     if not text:
         return None
-    if not text.isdigit() or len(text) > 12:
+    if not (text.isascii() and text.isdigit()) or len(text) > 12:
         raise ValueError(f"{name.decode()} must be a number")
     return float(text)
 

@@ -39,6 +39,9 @@ _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 _log = logging.getLogger("weightcast")
 
 
+_LOOK, _UPDATE = "look", "update"
+
+
 class _CancelledError(Exception):
     """Ends a job that nobody waits for."""
 
@@ -106,7 +109,9 @@ class EngineWorker:
         """How often what `names` tells has changed."""
         self._live: LiveParameters | None = None
         self._trusted: set[str] = set()
-        self._job: _Job | None = None
+        self._jobs: dict[str, _Job] = {}
+        """What reads and what prepares an update: one of each, so that a look does not take away what was staged."""
+        self._loaded = _signature(self._folder)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -153,13 +158,15 @@ class EngineWorker:
         }
 
     def names(self) -> dict[str, Any]:
-        """Which tensors cannot be followed, and for which the layout was proven."""
-        return {"unknown": self._known().layout.unknown, "trusted": sorted(self._trusted)}
+        """Which tensors cannot be followed, which are not held here, and for which the layout was proven."""
+        layout = self._known().layout
+        absent = [spec.name for spec in layout.table if spec.elements and not layout.locate(spec.name)]
+        return {"unknown": layout.unknown, "absent": absent, "trusted": sorted(self._trusted)}
 
     def learn(self, channel: str) -> dict[str, Any]:
         """Find out where the tensors of a channel are; what was known of another table is forgotten."""
         table = channel_from_json(channel.encode()).table
-        self._drop()
+        self.close()
         self._table, self._trusted, self._position = None, set(), None
         self._live = LiveParameters(self._model, self._learn(table))
         self._table = hashlib.sha256(table_json(table).encode()).hexdigest()
@@ -177,25 +184,23 @@ class EngineWorker:
                 found[spec.name] = live.held(spec)
             return {"held": _held_json(found)}
 
-        return self._begin(job, work)
+        return self._begin(_LOOK, job, work)
 
     def verify(self, job: str) -> dict[str, Any]:
-        """Begin to digest what is there, beside what it was when it was last proven; that is not forgotten."""
-        live, specs = self._known(), self._specs(None)
+        """Begin to digest what is there, beside what it was when it was last proven."""
+        live, specs, trusted = self._known(), self._specs(None), frozenset(self._trusted)
 
         def work(running: _Job) -> dict[str, Any]:
             found, remembered = {}, {}
-            before = dict(live.standing)
             for spec in specs:
                 running.pause()
-                found[spec.name] = live.held(spec)
+                found[spec.name] = live.held(spec, remember=False)
                 parts = live.layout.locate(spec.name)
-                if parts and all(part in before for part in parts):
-                    remembered[spec.name] = [Held(part.box, before[part]) for part in parts]
-            live.standing.update(before)
+                if parts and spec.name in trusted and all(part in live.standing for part in parts):
+                    remembered[spec.name] = [Held(part.box, live.standing[part]) for part in parts]
             return {"held": _held_json(found), "remembered": _held_json(remembered)}
 
-        return self._begin(job, work)
+        return self._begin(_LOOK, job, work)
 
     def stage_patches(self, job: str, paths: list[str]) -> dict[str, Any]:
         """Begin to prepare staged patches, one behind the other; only of tensors whose layout is trusted."""
@@ -206,7 +211,7 @@ class EngineWorker:
                 room = self._room()
                 return self._prepared(running, live.prepare_patches(layers.readers, trusted, room, running.pause))
 
-        return self._begin(job, work)
+        return self._begin(_UPDATE, job, work)
 
     def stage_weights(self, job: str, folder: str, log: list[str], names: list[str]) -> dict[str, Any]:
         """Begin to prepare all that differs from a mirror, of some tensors."""
@@ -219,7 +224,7 @@ class EngineWorker:
             with _mirrored(folder, log, live.layout.table) as weights:
                 return self._prepared(running, live.prepare_weights(weights, specs, self._room(), running.pause))
 
-        return self._begin(job, work)
+        return self._begin(_UPDATE, job, work)
 
     def compare_files(self, job: str) -> dict[str, Any]:
         """Begin to find out which tensors are, read through the layout, what the engine loaded when it began.
@@ -231,7 +236,9 @@ class EngineWorker:
             raise UsageError("the parameters are not what was loaded any more")
 
         def work(running: _Job) -> dict[str, Any]:
-            if not self._folder.is_dir():
+            if (
+                not self._loaded or _signature(self._folder) != self._loaded
+            ):  # there is nothing to compare with any more
                 return {"same": [], "other": []}
             same: list[str] = []
             other: list[str] = []
@@ -243,13 +250,12 @@ class EngineWorker:
                             (other if found.changed else same).append(spec.name)
             return {"same": same, "other": other}
 
-        return self._begin(job, work)
+        return self._begin(_LOOK, job, work)
 
     def job(self, job: str) -> dict[str, Any]:
         """How a job is doing, and what it found."""
-        if self._job is None or self._job.name != job:
-            return {"state": "gone"}
-        return self._job.result or {"state": "running"}
+        found = next((one for one in self._jobs.values() if one.name == job), None)
+        return {"state": "gone"} if found is None else found.result or {"state": "running"}
 
     def trust(self, names: list[str]) -> dict[str, Any]:
         """Be told for which tensors the layout was proven: their live digests were the manifest's."""
@@ -265,10 +271,17 @@ class EngineWorker:
         return {}
 
     def stand(self, position: list[Any] | None) -> dict[str, Any]:
-        """Be told where the parameters stand."""
+        """Be told where the parameters stand; None if they are not what they should be."""
         self._position = None if position is None else position_from_json(position)
-        self._changing = False
+        self._changing = position is None
         return {}
+
+    def forget(self) -> None:
+        """The engine has changed its parameters by itself: nothing is known of them any more."""
+        self.close()
+        self._position, self._updates = None, self._updates + 1
+        if self._live is not None:
+            self._live.standing.clear()
 
     def hold(self, held: bool) -> dict[str, Any]:
         """Be told that an agent pauses the engine, or no longer: the next one must know whose pause it is."""
@@ -280,27 +293,37 @@ class EngineWorker:
     def apply(self, job: str | None, position: list[Any] | None, mirror: Mapping[str, Any], reload: list[str]) -> None:
         """Write what a job prepared, then load what has to go through the engine's own loader.
 
-        Does not raise: an engine cannot tell its workers apart. `hello` tells whether it ``failed``.
+        Does not raise: an engine cannot tell its workers apart. `hello` tells whether it ``failed``, and, by
+        ``changing``, whether anything was written before.
         """
-        self._failed, self._changing = None, True
-        self._updates += 1
+        self._failed = None
         try:
-            self._apply(job, mirror, reload)
+            prepared = self._staged(job)
+            self._changing = True
+            self._updates += 1
+            self._write(prepared, mirror, reload)
             self._position = None if position is None else position_from_json(position)
             self._changing = False
         except Exception as error:  # noqa: BLE001 -- an agent is told instead
             _log.exception("an update failed")
-            self._failed, self._position = f"{type(error).__name__}: {error}", None
+            self._failed = f"{type(error).__name__}: {error}"
+            self._position = None if self._changing else self._position
 
-    def _apply(self, job: str | None, mirror: Mapping[str, Any], reload: list[str]) -> None:
+    def _staged(self, job: str | None) -> Prepared | None:
+        if job is None:
+            return None
+        found = self._jobs.get(_UPDATE)
+        if found is None or found.name != job or found.prepared is None:
+            raise UsageError("what was staged is not here any more")
+        if self._known().has_moved:
+            raise UsageError("the engine has moved its parameters since they were learned")
+        prepared, found.prepared = found.prepared, None
+        return prepared
+
+    def _write(self, prepared: Prepared | None, mirror: Mapping[str, Any], reload: list[str]) -> None:
         live = self._known()
         table = live.layout.table
-        if live.has_moved:
-            raise UsageError("the engine has moved its parameters since they were learned")
-        if job is not None:
-            if self._job is None or self._job.name != job or self._job.prepared is None:
-                raise UsageError("what was staged is not here any more")
-            prepared, self._job.prepared = self._job.prepared, None
+        if prepared is not None:
             if prepared.wholes:
                 with _mirrored(mirror["folder"], mirror["log"], table) as weights:
                     live.apply(prepared, weights)
@@ -314,15 +337,11 @@ class EngineWorker:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, name: str, work: Callable[[_Job], dict[str, Any]]) -> dict[str, Any]:
-        self._drop()
-        self._job = _Job(name, work)
+    def _begin(self, kind: str, name: str, work: Callable[[_Job], dict[str, Any]]) -> dict[str, Any]:
+        if kind in self._jobs:
+            self._jobs.pop(kind).cancel()
+        self._jobs[kind] = _Job(name, work)
         return {}
-
-    def _drop(self) -> None:
-        if self._job is not None:
-            self._job.cancel()
-            self._job = None
 
     @staticmethod
     def _prepared(job: _Job, prepared: Prepared) -> dict[str, Any]:
@@ -330,11 +349,11 @@ class EngineWorker:
         return {"held": _held_json(prepared.held), "changed": prepared.changed, "nbytes": prepared.nbytes}
 
     def _room(self) -> int:
-        """Half of the memory that is free where the parameters are, and here."""
+        """This worker's share of half of the memory that is free where the parameters are, and here."""
         free = [_available()]
         for device in {one.device for one in self._model.parameters() if one.device.type == "cuda"}:
             free.append(torch.cuda.mem_get_info(device)[0])
-        return min(free) // 2
+        return min(free) // (2 * self._world)
 
     def _known(self) -> LiveParameters:
         if self._live is None:
@@ -346,7 +365,9 @@ class EngineWorker:
         return list(table) if names is None else [table[name] for name in names]
 
     def close(self) -> None:
-        self._drop()
+        for job in self._jobs.values():
+            job.cancel()
+        self._jobs.clear()
 
 
 @contextmanager
@@ -374,3 +395,9 @@ def _available() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return 0
+
+
+def _signature(folder: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of a folder's weights; nothing where it is no folder."""
+    found = {path.name: path.stat() for path in folder.glob("*.safetensors")}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in found.items()}

@@ -114,12 +114,13 @@ class LiveParameters:
     # -- digests -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def held(self, spec: TensorSpec) -> list[Held]:
+    def held(self, spec: TensorSpec, remember: bool = True) -> list[Held]:
         """The digests of a tensor's boxes, from the bits that are there now."""
         refuse_other_tensor(self.layout.table, spec)
         parts = self.layout.locate(spec.name)
         found = [self._held(part, spec) for part in parts]
-        self._settle({part: one.digest for part, one in zip(parts, found, strict=True)})
+        if remember:
+            self._settle({part: one.digest for part, one in zip(parts, found, strict=True)})
         return found
 
     def _held(self, part: Part, spec: TensorSpec) -> Held:
@@ -284,7 +285,10 @@ class LiveParameters:
             bits = weights.read(name)
             refuse_other_bits(spec, bits)
             for part in parts:
-                self.write(part, _box_of(bits, spec, part.box))
+                box, expected = _box_of(bits, spec, part.box), prepared.standing[part]
+                if expected is not None and self._digest_of_box(part, box) != expected:
+                    raise UsageError("the weights are not those that were prepared", tensor=name)
+                self.write(part, box)
         self._settle(prepared.standing)
 
     def _settle(self, digests: Mapping[Part, int | None]) -> None:
