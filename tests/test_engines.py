@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,64 @@ def test_a_tensor_that_the_engine_has_no_use_for_is_no_trouble(
             proof = prove(engine, theirs.subscriber.chain)
             assert (proof.version, proof.holds) == (None, False)
         another.close()
+
+
+class Rounder:
+    """One worker that holds float32 tensors as bf16."""
+
+    def make(self) -> torch.nn.Module:
+        return model_of(p=torch.empty(40, 6, dtype=torch.bfloat16), q=torch.empty(50, dtype=torch.bfloat16))
+
+    def load(self, model: torch.nn.Module, given: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in given:
+            model.get_parameter(name).data.copy_(tensor)
+
+
+def test_a_tensor_that_the_engine_rounds_is_patched_and_called_unproven(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"p": rng.standard_normal((40, 6), np.float32), "q": rng.integers(0, 2**14, 50).astype(np.uint16)}
+    weights = wc.Arrays(arrays, dtypes={"q": "BF16"})
+    (tmp_path / "begun").mkdir()
+    save(weights, tmp_path / "begun")
+    engine = Local.__new__(Local)
+    engine.calls, engine.paused, engine.served = [], False, "default"
+    model = Rounder().make()
+    Rounder().load(
+        model,
+        [
+            ("p", torch.from_numpy(arrays["p"])),
+            ("q", torch.from_numpy(arrays["q"].view(np.int16)).view(torch.bfloat16)),
+        ],
+    )
+    learner = partial(learn, model, partial(Rounder().load, model))
+    engine.models = [model]
+    engine.workers = [EngineWorker(model, learner, partial(Rounder().load, model), str(tmp_path / "begun"), 0, 1)]
+    url = str(tmp_path / "channel")
+    with wc.Publisher(url, weights) as publisher, Agent(url, engine, tmp_path / "mirror", prove=True) as agent:
+        agent.step()
+        for version in (1, 2):
+            arrays["p"][version, :3] += 1
+            arrays["q"][version] ^= 1
+            publisher.publish().result(60)
+            update = agent.step()
+            assert update is not None
+            assert (update.reloaded, update.unproven) == (0, ("p",))
+            assert torch.equal(model.p, torch.from_numpy(arrays["p"]).to(torch.bfloat16))
+            assert np.array_equal(model.q.detach().view(torch.int16).numpy().view(np.uint16), arrays["q"])
+        proof = prove(engine, agent.subscriber.chain)
+        assert list(proof.unproven) == ["p"]
+        assert "rounded from F32" in proof.unproven["p"]
+        assert not proof.holds
+
+
+def test_the_heartbeat_is_the_engines(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path, replica="gpu-1") as agent:
+        training.step(1)
+        update = next(agent.follow(every=0.01))
+        assert update.position.version == 1
+        beat = json.loads(Path(training.url, "replicas", "gpu-1.json").read_text())
+        assert beat["position"][0] == 1
 
 
 def test_what_an_engine_does_to_its_weights_by_itself_is_noticed(training: Training, tmp_path: Path) -> None:

@@ -240,13 +240,15 @@ class Held:
     box: Box
     digest: int | None
     problem: str | None = None
+    rounded: bool = False
+    """Whether that is because the engine holds it in a narrower dtype."""
 
     def as_json(self) -> list[object]:
-        return [self.box.as_json(), self.digest, self.problem]
+        return [self.box.as_json(), self.digest, self.problem, self.rounded]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Held:
-        return cls(Box.from_json(value[0]), value[1], value[2])
+        return cls(Box.from_json(value[0]), value[1], value[2], value[3])
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ class Sum:
 
     digest: int | None
     problem: str | None = None
-    held_by_none: bool = False
+    rounded: bool = False
+    """Whether all that is wrong is that the engine rounds it."""
 
 
 def put_together(spec: TensorSpec, held: Iterable[Held]) -> Sum:
@@ -265,12 +268,12 @@ def put_together(spec: TensorSpec, held: Iterable[Held]) -> Sum:
         if not one.box.fits(spec.shape):
             raise UsageError("a worker speaks of another shape", tensor=spec.name)
         if one.digest is None:
-            return Sum(None, one.problem or "a worker has no digest of it")
+            return Sum(None, one.problem or "a worker has no digest of it", one.rounded)
         if distinct.setdefault(one.box, one.digest) != one.digest:
             return Sum(None, "copies of the same elements differ")
     boxes = list(distinct)
     if not boxes and spec.elements:
-        return Sum(None, "no worker holds it", held_by_none=True)
+        return Sum(None, "no worker holds it")
     if any(a.meets(b) for i, a in enumerate(boxes) for b in boxes[:i]):
         return Sum(None, "workers hold boxes that overlap in part")
     if sum(box.elements for box in boxes) != spec.elements:

@@ -277,7 +277,7 @@ class Agent:
 
     def _refuse_other_sums(self, told: Told, standing: Fingerprint) -> None:
         for name, total in told.sums.items():
-            if total.digest != standing[name]:
+            if total.digest != standing[name] and not total.rounded:
                 problem = total.problem or "what is staged would not be the version's bits"
                 hint = "The engine's memory was changed by somebody else; the agent compares it with the mirror now."
                 raise _StagedWrongError(problem, url=self.engine.url, tensor=name, hint=hint)
@@ -321,7 +321,7 @@ class Agent:
             self._pause()
         with clock.phase("apply"):
             self.engine.update(info)
-        met = meet(self.engine, self._table, self._met)
+            met = meet(self.engine, self._table, self._met)
         if met.failed and not met.changing:  # nothing was written
             self.engine.finish(str(met.position.version) if met.position else _MIXED)
             if met.position is not None:
@@ -342,7 +342,7 @@ class Agent:
         names = None if self._prove else ready.reload
         sums = live_digests(self.engine, self._table, names)
         wrong = {name for name, total in sums.items() if total.digest != standing[name]} - met.absent
-        if wrong & met.trusted:
+        if any(not sums[name].rounded for name in wrong & met.trusted):
             stand(self.engine, None)
             return None
         trust(self.engine, sums.keys() - wrong - met.absent)

@@ -129,7 +129,7 @@ class LiveParameters:
             digest = _digest_here if words.device.type == "cpu" else _digest_there
             return Held(part.box, digest(self._steps[part], words))
         if (spec.dtype, part.dtype) in ROUNDED:
-            return Held(part.box, None, _rounded(part, spec))
+            return Held(part.box, None, _rounded(part, spec), rounded=True)
         bits = cast_back(self.read(part), spec.dtype, part.dtype)
         if bits is None:
             return Held(part.box, None, "the parameter holds a value that is no cast of the tensor's dtype")
@@ -265,10 +265,10 @@ class LiveParameters:
             prepared.scatters.append(Scatter(words, there, new))
 
     def _expect(self, part: Part, spec: TensorSpec, digest: int | None, prepared: Prepared) -> None:
-        problem = "it was not digested before" if digest is None else None
+        problem, rounded = "it was not digested before" if digest is None else None, False
         if (spec.dtype, part.dtype) in ROUNDED:
-            digest, problem = None, _rounded(part, spec)
-        prepared.held.setdefault(spec.name, []).append(Held(part.box, digest, problem))
+            digest, problem, rounded = None, _rounded(part, spec), True
+        prepared.held.setdefault(spec.name, []).append(Held(part.box, digest, problem, rounded))
         prepared.standing[part] = digest
 
     # -- apply -------------------------------------------------------------------------------------------------------
