@@ -23,14 +23,15 @@ from test_torch_live import changed  # noqa: E402
 import weightcast as wc  # noqa: E402
 from weightcast.bits import TensorSpec, TensorTable  # noqa: E402
 from weightcast.checkpoint import save  # noqa: E402
-from weightcast.engines import meeting, worker  # noqa: E402
+from weightcast.engines import worker  # noqa: E402
 from weightcast.engines.agent import Agent, Update  # noqa: E402
 from weightcast.engines.client import refuse_errors  # noqa: E402
+from weightcast.engines.meeting import PROTOCOL  # noqa: E402
 from weightcast.engines.packing import packing_of, probed, repacked  # noqa: E402
 from weightcast.engines.proof import prove  # noqa: E402
 from weightcast.engines.versions import WeightVersions  # noqa: E402
 from weightcast.engines.vllm import refuse_other_vllm  # noqa: E402
-from weightcast.engines.worker import PROTOCOL, EngineWorker  # noqa: E402
+from weightcast.engines.worker import EngineWorker  # noqa: E402
 from weightcast.errors import EngineError, EngineGoneError, StoreError, UsageError  # noqa: E402
 from weightcast.torch.learn import learn  # noqa: E402
 from weightcast.torch.live import LiveParameters  # noqa: E402
@@ -374,7 +375,6 @@ def test_without_memory_it_is_written_from_the_mirror(
 def test_a_worker_of_another_release_is_refused(
     training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert meeting.PROTOCOL == PROTOCOL
     monkeypatch.setattr(worker, "PROTOCOL", PROTOCOL + 1)
     engine = Local(training.weights)
     with attached(training, engine, tmp_path) as agent, pytest.raises(EngineError, match="Install the same weightcast"):

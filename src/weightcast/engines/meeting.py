@@ -23,7 +23,7 @@ from weightcast.layout import Held, Sum, put_together
 from weightcast.manifest import Channel, channel_to_json, position_from_json, position_json
 
 PROTOCOL = 1
-"""As in `worker`, which needs torch."""
+"""Of requests and answers: an agent and a worker that do not speak the same refuse each other."""
 
 _WAIT = 0.002, 0.2
 

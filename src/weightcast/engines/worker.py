@@ -21,6 +21,7 @@ import torch
 from weightcast.bits import TensorSpec, TensorTable, Weights
 from weightcast.checkpoint import MIRROR, Checkpoint
 from weightcast.digest import table_json
+from weightcast.engines.meeting import PROTOCOL
 from weightcast.errors import UsageError, WeightcastError
 from weightcast.files import locked
 from weightcast.holder import Layers
@@ -31,9 +32,6 @@ from weightcast.stage import Overlay
 from weightcast.torch.learn import Load
 from weightcast.torch.live import LiveParameters, Prepared
 from weightcast.torch.names import DTYPES
-
-PROTOCOL = 1
-"""Of requests and answers: an agent and a worker that do not speak the same refuse each other."""
 
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 _log = logging.getLogger("weightcast")
