@@ -17,11 +17,10 @@ from weightcast.cli.held import Claim, held
 from weightcast.cli.wording import one_line
 from weightcast.digest import Fingerprint
 from weightcast.engines.client import HttpEngine
-from weightcast.engines.proof import prove
-from weightcast.errors import FormatError, MissingError, UsageError
+from weightcast.engines.proof import prove, version_of
+from weightcast.errors import FormatError, UsageError
 from weightcast.files import Report
 from weightcast.keys import CHANNEL
-from weightcast.manifest import Manifest
 from weightcast.stage import standing_of
 from weightcast.workers import Workers
 
@@ -118,7 +117,7 @@ def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report,
     head = head_of(chain)
     with held(folder, chain.channel) as found:
         standing, claim = standing_of(found.weights, workers, report), found.claim
-    version = _version_of(standing, chain, head)
+    version = version_of(standing.position, chain)
     damaged = _differing(standing, claim) if claim is not None else []
     values: dict[str, Any] = {
         "folder": str(folder),
@@ -133,17 +132,6 @@ def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report,
         facts(values, as_json=False)
         _print_verdict(version, claim, damaged)
     return version is not None and not damaged
-
-
-def _version_of(standing: Fingerprint, chain: Chain, head: Manifest) -> int | None:
-    """The version with these bits; names have only the first digits, its commit has all."""
-    version = chain.find(standing.position, head)
-    if version is None:
-        return None
-    try:
-        return version if chain.manifest(version).position.digest == standing.position else None
-    except MissingError:
-        return version
 
 
 def _differing(standing: Fingerprint, claim: Claim) -> list[str]:

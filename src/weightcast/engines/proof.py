@@ -50,7 +50,7 @@ def prove(engine: Engine, chain: Chain) -> Proof:
         if live[name].digest != before
     }
     found = fingerprint_of(table, live)
-    version = _version_of(found.position, chain) if found is not None else None
+    version = version_of(found.position, chain) if found is not None else None
     unproven: dict[str, str] = {}
     if version is None:
         unproven = {
@@ -71,7 +71,7 @@ def _is_committed(position: Position, chain: Chain) -> bool:
         return False
 
 
-def _version_of(digest: str, chain: Chain) -> int | None:
+def version_of(digest: str, chain: Chain) -> int | None:
     """The version with these bits; names have only the first digits of a digest, its commit has all."""
     head = chain.head()
     version = chain.find(digest, head) if head else None

@@ -321,17 +321,16 @@ class EngineWorker:
     def _write(self, prepared: Prepared | None, mirror: Mapping[str, Any], reload: list[str]) -> None:
         live = self._known()
         table = live.layout.table
-        if prepared is not None:
-            if prepared.wholes:
-                with _mirrored(mirror["folder"], mirror["log"], table) as weights:
-                    live.apply(prepared, weights)
-            else:
-                live.apply(prepared)
-        if reload:
-            with _mirrored(mirror["folder"], mirror["log"], table) as weights:
+        if prepared is not None and not prepared.wholes and not reload:
+            live.apply(prepared)
+            return
+        with _mirrored(mirror["folder"], mirror["log"], table) as weights:
+            if prepared is not None:
+                live.apply(prepared, weights)
+            if reload:
                 self._reload((name, _tensor_of(table[name], weights)) for name in reload)
-            if live.has_moved:
-                self._live = LiveParameters(self._model, live.layout)
+        if live.has_moved:
+            self._live = LiveParameters(self._model, live.layout)
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
