@@ -93,6 +93,8 @@ class Heartbeat:
     position: Position
     time: float
     error: str | None = None
+    pause: float | None = None
+    """Seconds that its engine stood still for the last update; None where there is no engine."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,7 @@ def head_from_json(data: bytes) -> Position:
 def heartbeat_to_json(beat: Heartbeat) -> bytes:
     fields = {
         "error": beat.error,
+        "pause": None if beat.pause is None else round(beat.pause, 6),
         "position": position_json(beat.position),
         "replica": beat.replica,
         "time": round(beat.time, 3),
@@ -309,16 +312,17 @@ def heartbeat_to_json(beat: Heartbeat) -> bytes:
 
 
 def heartbeat_from_json(data: bytes) -> Heartbeat:
-    return from_json(data, "heartbeat", {"error", "position", "replica", "time"}, _heartbeat)
+    return from_json(data, "heartbeat", {"error", "pause", "position", "replica", "time"}, _heartbeat)
 
 
 def _heartbeat(fields: dict[str, Any]) -> Heartbeat:
-    error = fields["error"]
+    error, pause = fields["error"], fields["pause"]
     return Heartbeat(
         _text(fields["replica"], "a replica's name", 100),
         position_from_json(fields["position"]),
         _time(fields["time"]),
         None if error is None else _text(error, "an error", 2000),
+        None if pause is None else _time(pause),
     )
 
 

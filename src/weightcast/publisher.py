@@ -119,7 +119,7 @@ class Publisher:
         """Whether the caller has heard what it died of."""
         store = open_store(channel) if isinstance(channel, (str, Path)) else channel
         try:
-            begun = _channel_in(store)
+            begun = channel_in(store)
             self._detector = self._watch(weights, optimizer, detect, dtype, check_every, begun)
         except BaseException:
             self._workers.close()
@@ -433,7 +433,8 @@ def _is_module(weights: object) -> TypeGuard[torch.nn.Module]:
     return hasattr(weights, "named_parameters")
 
 
-def _channel_in(store: Store) -> Chain | None:
+def channel_in(store: Store) -> Chain | None:
+    """The channel in a store, if there is one."""
     try:
         return Chain.open(store)
     except ChannelError:

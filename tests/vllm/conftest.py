@@ -1,6 +1,7 @@
 """Set up once for the tests of real vLLM: no warning is an error here, since vLLM and what it imports emit them."""
 
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 # Before torch is imported anywhere: some virtual machines advertise AMX and die in the first bf16 product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.append(str(Path(__file__).parents[1]))  # a Hub and an S3 to test with
 
 
 @pytest.fixture(scope="session")

@@ -129,7 +129,7 @@ def serving(
 
     It listens on 127.0.0.1 and is killed at the end, whatever comes; also when this process is killed itself.
     """
-    port = port or _free_port()
+    port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="weightcast-vllm-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:
@@ -264,7 +264,7 @@ def _title(pid: int) -> str:
         return ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One that no outgoing connection takes meanwhile, as it may those that the system itself hands out."""
     while True:
         with socket.socket() as probe, suppress(OSError):

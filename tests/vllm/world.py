@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,15 @@ def training(model: Path, channel: Path, lr: float = 3e-4) -> Iterator[Trainer]:
 class Attached:
     """`weightcast attach`, as a process of its own."""
 
-    def __init__(self, channel: str, engine: str, mirror: Path, *more: str, command: Sequence[str] | None = None):
+    def __init__(
+        self,
+        channel: str,
+        engine: str,
+        mirror: Path,
+        *more: str,
+        command: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ):
         arguments = ["attach", channel, "--engine", engine, "--mirror", str(mirror), "--every", "0.05", "--json", *more]
         self.events: list[dict[str, Any]] = []
         self._news = threading.Condition()
@@ -81,6 +90,7 @@ class Attached:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
         self._errors: list[str] = []
         for stream, take in ((self.process.stdout, self._take), (self.process.stderr, self._errors.append)):

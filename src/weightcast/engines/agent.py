@@ -47,7 +47,7 @@ from weightcast.errors import (
 )
 from weightcast.holder import Staged
 from weightcast.keys import Position
-from weightcast.manifest import Heartbeat, position_json
+from weightcast.manifest import Channel, Heartbeat, position_json
 from weightcast.mirror import Mirror
 from weightcast.notes import beat
 from weightcast.policy import Policy
@@ -58,6 +58,11 @@ _BEAT_EVERY = 30.0
 _MIXED = "updating"
 """The version of an engine that holds none."""
 _log = logging.getLogger("weightcast")
+
+
+def default_mirror(channel: Channel) -> Path:
+    """Where a host keeps a channel's weights if nobody says otherwise."""
+    return Path.home() / ".cache" / "weightcast" / channel.id
 
 
 @dataclass(frozen=True)
@@ -404,7 +409,8 @@ class Agent:
         self._last_beat, self._beaten = now, self.position
         text = re.sub(r"\s+", " ", str(error))[:500] if error else None
         try:
-            beat(self.subscriber.chain, Heartbeat(self._replica, self.position, time.time(), text))
+            pause = self.last.pause if self.last else 0.0
+            beat(self.subscriber.chain, Heartbeat(self._replica, self.position, time.time(), text, pause))
         except (AccessError, UnsupportedError):
             self._replica = None
         except StoreError:

@@ -44,7 +44,7 @@ class LiveModel:
         self.layout = layout_of(model)
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._workers = workers
-        wire = _wire_name(dtype)
+        wire = wire_name(dtype)
         self.slots: dict[str, Slot] = {}
         self.made: dict[str, Made] = {made.name: made for made in self.layout.made}
         for piece in self.layout.pieces:
@@ -221,7 +221,8 @@ def _words(bits: Bits) -> torch.Tensor:
     return torch.from_numpy(signed if signed.flags.writeable else signed.copy())
 
 
-def _wire_name(dtype: str | torch.dtype | None) -> str | None:
+def wire_name(dtype: str | torch.dtype | None) -> str | None:
+    """The name of the dtype that float32 is published in; `UsageError` for one that it cannot be rounded to."""
     name = DTYPES.get(dtype, str(dtype)) if isinstance(dtype, torch.dtype) else dtype
     if name is not None and name not in _NARROW:
         known = "it is no dtype of the format" if name not in WIRE_DTYPES else "only BF16 and F16 are"

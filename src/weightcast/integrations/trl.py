@@ -1,0 +1,319 @@
+"""TRL: `AsyncGRPOTrainer(…, weight_transfer=WeightcastTransfer(url))` is the whole change.
+
+    TRL's iterator → take (this side, wire dtype) → detect → upload, commit → live in the engines
+
+TRL calls `pause`, `send_weights` and `resume` for each sync. The first and the last do nothing: engines go on serving
+while all of that happens, and are paused by whoever writes into them, for the writing alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weightcast.bits import Copies, Weights
+from weightcast.chain import Chain
+from weightcast.engines.agent import Agent, default_mirror
+from weightcast.engines.client import Engine, HttpEngine
+from weightcast.engines.followers import Followers
+from weightcast.errors import EngineError, UsageError, WeightcastError
+from weightcast.keys import Position
+from weightcast.manifest import Manifest
+from weightcast.policy import Pinned
+from weightcast.publisher import Publisher, channel_in
+from weightcast.store import open_store
+from weightcast.store.base import Store
+from weightcast.subscriber import Subscriber
+from weightcast.torch.model import wire_name
+from weightcast.torch.streamed import Streamed
+from weightcast.workers import Workers
+
+_log = logging.getLogger("weightcast")
+
+_HEAD = "lm_head.weight"
+_NOBODY = "no engine follows the channel"
+
+_LOOK_AGAIN = 0.05, 2.0
+"""Seconds between two looks for engines that are to be live: the first, and the longest."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What came of one `send_weights`."""
+
+    version: int
+    """The newest that the bucket has."""
+    live: bool
+    """Whether these weights are that version, and every engine that follows holds it."""
+    changed: int
+    """Elements."""
+    nbytes: int
+    """Uploaded; nothing if the bucket had these weights, or has them not yet."""
+    broadcast: int
+    """Bytes that TRL streamed: what it would have sent to the engine."""
+    pause: float | None
+    """Seconds that the engine stood still; the longest, if there are several. None while it is not live."""
+    seconds: Mapping[str, float]
+    """By phase, as the trainer waited for them: take, detect, upload, live."""
+
+    def __str__(self) -> str:
+        phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self.seconds.items())
+        paused = "not live yet" if self.pause is None else f"paused {1000 * self.pause:.1f} ms"
+        share = f"{self.nbytes:,} of {self.broadcast:,} bytes"
+        return f"version {self.version}: {self.changed:,} changed, {share}, {paused}; seconds: {phases}"
+
+
+@dataclass
+class _Clock:
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.monotonic() - began
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """The newest that the bucket has after a sync; ``is_there``: and it is what was sent."""
+
+    position: Position
+    changed: int = 0
+    nbytes: int = 0
+    is_there: bool = True
+
+
+class WeightcastTransfer:
+    """Carries a TRL trainer's weights to engines through a channel; satisfies TRL's `WeightTransferProtocol`.
+
+    >>> transfer = WeightcastTransfer("hf://buckets/me/run-42")
+    >>> trainer = AsyncGRPOTrainer(model, weight_transfer=transfer, …)            # doctest: +SKIP
+
+    Where an agent follows the channel (`weightcast attach`), it brings every version into its engine. Where none does
+    and ``engine`` is given, the URL of a vLLM on this very host or an `InProcess` one, this object does that itself.
+
+    `send_weights` comes back once the new version is live, so that TRL's count of versions is true for the rollouts it
+    starts from then on. It waits ``patience`` seconds at most: a bucket or an engine that is away longer is named in
+    the log, training goes on, and what was published meanwhile arrives together. Only the first sync raises then,
+    since nobody was ever there. With ``patience=0`` nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        channel: str | Path | Store,
+        *,
+        engine: str | Engine | None = None,
+        mirror: Path | str | None = None,
+        dtype: str | None = "BF16",
+        patience: float = 60.0,
+        codec: str = "banded",
+        writer: str | None = None,
+        threads: int | None = None,
+    ):
+        """``dtype`` is what float32 is rounded to where the channel is new; ``mirror`` a folder for ``engine``.
+
+        The others are those of `Publisher`.
+        """
+        self._store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+        self._engine = HttpEngine(engine) if isinstance(engine, str) else engine
+        self._mirror = mirror
+        self._dtype, self._patience = wire_name(dtype), patience
+        self._codec, self._writer, self._threads = codec, writer, threads
+        self._opened = ExitStack()
+        self._received: Streamed | None = None
+        self._publisher: Publisher | None = None
+        self._followers: Followers | None = None
+        self._agent: Agent | None = None
+        self._chain: Chain | None = None
+        self.last: Sync | None = None
+
+    # -- what TRL calls ----------------------------------------------------------------------------------------------
+
+    def init_weight_transfer(self) -> None:
+        """Ask the bucket for the channel, so that a wrong address is known before anything is computed."""
+        self.destroy()  # a training before this one, if it did not
+        self._chain = channel_in(self._store)
+        table = self._chain.channel.table if self._chain is not None else None
+        workers = self._opened.enter_context(Workers(self._threads))
+        self._received = Streamed(table, self._dtype, workers)
+
+    def pause(self) -> None:
+        """The engine goes on: it is paused when all that it needs is staged."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Publish what the trainer has now, and wait until it is live."""
+        if self._received is None:
+            hint = "TRL's trainer does it when training begins, but only once: to train again, make another trainer."
+            raise UsageError("init_weight_transfer was not called", hint=hint)
+        clock = _Clock()
+        with clock.phase("take"):
+            broadcast = self._received.take(iterator)
+        first, began = self._publisher is None, time.monotonic()
+        if first:
+            sent = self._begin(self._received, clock)
+            began = time.monotonic()  # however long it takes to upload a whole model
+        else:
+            sent = self._publish(began + self._patience, clock)
+        with clock.phase("live"):
+            pause = self._make_live(sent, began + self._patience, first)
+        seconds = {phase: round(value, 4) for phase, value in clock.seconds.items()}
+        live = sent.is_there and pause is not None
+        self.last = Sync(
+            sent.position.version, live, sent.changed, sent.nbytes, broadcast, pause if live else None, seconds
+        )
+        _log.info("%s", self.last)
+
+    def resume(self) -> None:
+        """The engine never stopped."""
+
+    def destroy(self) -> None:
+        """Send what is not in the bucket yet, and end; raises what prevents it."""
+        received, self._received = self._received, None
+        if received is not None:
+            self._publisher = self._agent = self._followers = None
+            self._opened.close()
+
+    # -- publish -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, received: Streamed, clock: _Clock) -> _Sent:
+        """Take up the channel where it is, or begin it."""
+        with clock.phase("upload"):
+            before = self._chain.head() if self._chain is not None else None
+            if missing := received.missing:
+                held = _held_by(self._store, received, before)
+                tied = _tied(held, missing)
+                received.fill({name: held.read(name) for name in missing}, tied)
+                for name, other in tied.items():
+                    _log.info("%s is a copy of %s, and stays one", name, other)
+                if frozen := len(missing) - len(tied):
+                    _log.info("%s tensors of the channel are not trained, and stay as they are", frozen)
+            publisher = Publisher(self._store, received, codec=self._codec, writer=self._writer, threads=self._threads)
+            self._publisher = self._opened.enter_context(publisher)
+            self._chain = Chain.open(self._store)
+            head = self._chain.manifest(publisher.position.version)
+        if before is not None and head.position == before.position:
+            return _Sent(head.position)
+        return _Sent(head.position, head.changed, received.table.nbytes if head.base is None else head.object.size)
+
+    def _publish(self, deadline: float, clock: _Clock) -> _Sent:
+        """Wait for the commit that has these weights, but not longer than anyone would."""
+        assert self._publisher is not None
+        with clock.phase("detect"):
+            receipt = self._publisher.publish()
+        with clock.phase("upload"):
+            try:
+                manifest = receipt.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+                return _Sent(manifest.position, manifest.changed, manifest.object.size)
+            except TimeoutError:
+                if self._patience:
+                    hint = "it is tried again, and goes together with the next; training goes on"
+                    _log.warning("%s did not take the weights in %g s; %s", self._store.url, self._patience, hint)
+        return _Sent(self._publisher.position, is_there=False)
+
+    # -- live --------------------------------------------------------------------------------------------------------
+
+    def _make_live(self, sent: _Sent, deadline: float, first: bool) -> float | None:
+        """Wait until a version is live; the pause that it took, or None if it took too long."""
+        if self._followers is None:
+            self._meet()
+        if (self._agent is None and self._patience == 0) or (self._patience and not sent.is_there):
+            return None
+        wait = _LOOK_AGAIN[0]
+        while True:
+            cause = None
+            try:
+                pause, trouble = self._drive(sent.position) if self._agent is not None else self._look(sent.position)
+            except WeightcastError as error:  # whatever ails an engine or its mirror: training need not end of it
+                pause, trouble, cause = None, str(error), error
+            if pause is not None:
+                return pause
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(min(wait, max(0.0, deadline - time.monotonic())))
+            wait = min(1.5 * wait, _LOOK_AGAIN[1])
+        problem = f"version {sent.position.version} is not live after {self._patience:g} s: {trouble}"
+        if first:
+            url = self._engine.url if self._engine else self._store.url
+            raise EngineError(problem, url=url, hint=self._remedy(trouble)) from cause
+        _log.warning("%s; training goes on", problem)
+        return None
+
+    def _meet(self) -> None:
+        """Find out who brings versions into the engine."""
+        assert self._chain is not None
+        self._followers = Followers(self._chain)
+        if self._engine is None or self._followers.now():
+            return
+        mirror = self._mirror or default_mirror(self._chain.channel)
+        self._agent = self._opened.enter_context(Agent(self._store, self._engine, mirror))
+        _log.info("nobody follows %s: this trainer updates %s itself", self._store.url, self._engine.url)
+
+    def _drive(self, position: Position) -> tuple[float | None, str]:
+        assert self._agent is not None
+        self._agent.step()
+        at, last = self._agent.position, self._agent.last
+        if at is None or at.version < position.version:
+            return None, f"the engine stands at {at}"
+        return last.pause if last is not None else 0.0, ""
+
+    def _look(self, position: Position) -> tuple[float | None, str]:
+        assert self._followers is not None
+        engines = self._followers.now()
+        late = [beat for beat in engines if beat.position != position]  # a channel that was reset has had the number
+        if engines and not late:
+            return max(beat.pause or 0.0 for beat in engines), ""
+        if not engines:
+            return None, _NOBODY
+        told = (f"{beat.replica} stands at {beat.position.version}{_why(beat.error)}" for beat in late)
+        return None, ", ".join(told)
+
+    def _remedy(self, trouble: str) -> str:
+        if self._agent is not None:
+            return "Is it on this host? If not, run `weightcast attach` beside it instead of passing engine=…."
+        if trouble == _NOBODY:
+            return f"Run `weightcast attach {self._store.url} --engine http://127.0.0.1:8000` beside vLLM."
+        return "If it only takes longer, pass a longer patience=…."
+
+
+def _why(error: str | None) -> str:
+    return f" ({error})" if error else ""
+
+
+def _held_by(store: Store, received: Streamed, head: Manifest | None) -> Weights:
+    """The weights of a channel's head, for what is missing; `UsageError` if it has none yet."""
+    names, table = received.missing, received.table
+    if head is None:
+        problem = "the channel was begun with more tensors than the trainer sends, and never got its weights"
+        raise UsageError(problem, tensor=names[0], hint="Complete it: `weightcast init` with the checkpoint, again.")
+    held = Copies(table, {spec.name: np.zeros(spec.elements, spec.kind.word) for spec in table})
+    with Subscriber(store, held, Pinned(head.position.version)) as subscriber:
+        staged = subscriber.poll()
+        if staged is not None:
+            subscriber.apply(staged)
+    return held
+
+
+def _tied(held: Weights, missing: Collection[str]) -> dict[str, str]:
+    """The output layer, if it is the embedding: checkpoints may have both, a model has it once, and TRL sends one.
+
+    Others are not guessed: a block that is frozen may well be the copy of one that is trained.
+    """
+    found = {}
+    for spec in (held.table[name] for name in missing if name.endswith(_HEAD)):
+        like = (one.name for one in held.table if one.shape == spec.shape and one.dtype == spec.dtype)
+        for name in like:
+            if name not in missing and np.array_equal(held.read(name), held.read(spec.name)):
+                found[spec.name] = name
+                break
+    return found
