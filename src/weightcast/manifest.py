@@ -94,7 +94,7 @@ class Heartbeat:
     time: float
     error: str | None = None
     pause: float | None = None
-    """Seconds that its engine stood still for the last update; None where there is no engine."""
+    """Seconds that its engine stood still for the last update; None where no engine follows."""
 
 
 @dataclass(frozen=True)

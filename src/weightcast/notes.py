@@ -58,6 +58,11 @@ def beat(chain: Chain, heartbeat: Heartbeat) -> None:
     chain.store.put(replica_key(heartbeat.replica), heartbeat_to_json(heartbeat))
 
 
+def fall_silent(chain: Chain, replica: str) -> None:
+    """Take back a replica's last word: nobody shall wait for it."""
+    chain.store.delete(replica_key(replica))
+
+
 def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:
     """Each replica's last word, and when the store got it."""
     found = []

@@ -49,8 +49,8 @@ from weightcast.holder import Staged
 from weightcast.keys import Position
 from weightcast.manifest import Channel, Heartbeat, position_json
 from weightcast.mirror import Mirror
-from weightcast.notes import beat
-from weightcast.policy import Policy
+from weightcast.notes import beat, fall_silent
+from weightcast.policy import Pinned, Policy
 from weightcast.store.base import Store
 from weightcast.subscriber import NEWEST, Subscriber, Trouble
 
@@ -124,7 +124,7 @@ class Agent:
         """``prove`` digests all live parameters after every apply, while the engine is still paused."""
         self.engine = engine
         self.subscriber = Subscriber(channel, mirror, policy=policy)
-        self._prove, self._clear_cache, self._replica = prove, clear_cache, replica
+        self._policy, self._prove, self._clear_cache, self._replica = policy, prove, clear_cache, replica
         self._stopped = threading.Event()
         self._last_beat = 0.0
         self._beaten: Position | None = None
@@ -409,7 +409,8 @@ class Agent:
         self._last_beat, self._beaten = now, self.position
         text = re.sub(r"\s+", " ", str(error))[:500] if error else None
         try:
-            pause = self.last.pause if self.last else 0.0
+            held = isinstance(self._policy, Pinned)  # no follower: nobody shall wait for it
+            pause = None if held else self.last.pause if self.last else 0.0
             beat(self.subscriber.chain, Heartbeat(self._replica, self.position, time.time(), text, pause))
         except (AccessError, UnsupportedError):
             self._replica = None
@@ -421,6 +422,9 @@ class Agent:
         if self._held:
             with suppress(EngineError):
                 self._resume_what_was_left(meet(self.engine, self._table))
+        if self._replica is not None and self._beaten is not None:
+            with suppress(StoreError):  # then it grows old
+                fall_silent(self.subscriber.chain, self._replica)
         self.subscriber.close()
 
     def __enter__(self) -> Agent:

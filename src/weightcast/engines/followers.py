@@ -18,9 +18,9 @@ class Followers:
 
     def __init__(self, chain: Chain):
         self._chain = chain
-        self._ahead = clock(chain.store) - time.time()
+        self._ahead = clock(chain.store) - time.monotonic()
 
     def now(self) -> list[Heartbeat]:
-        """The last word of each engine that is there. A mirror without an engine does not count."""
-        oldest = time.time() + self._ahead - _FRESH
+        """The last word of each engine that is there; not of mirrors, nor of engines that are held at a version."""
+        oldest = time.monotonic() + self._ahead - _FRESH
         return [beat for beat, when in heartbeats(self._chain) if when >= oldest and beat.pause is not None]
