@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import hub
 import pytest
 from cases import same_bits
 from faults import AgedStore, Careless, Crash, FaultyStore
@@ -35,8 +36,10 @@ from weightcast.policy import Pinned
 from weightcast.publisher import Publisher
 from weightcast.retention import Retention
 from weightcast.squash import squash
+from weightcast.store import open_store
 from weightcast.store.base import Data, Listed
 from weightcast.store.file import FileStore
+from weightcast.store.hub import HubStore
 from weightcast.store.memory import MemoryStore
 from weightcast.subscriber import Subscriber
 from weightcast.verify import verify, verify_deep
@@ -187,10 +190,12 @@ publisher.close()
 """
 
 
-def test_two_processes_at_once(tmp_path: Path) -> None:
-    bits = states(8)
-    init(FileStore(tmp_path / "bucket"), bits[0])
-    command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), str(tmp_path / "bucket")]
+def race(url: str, bits: list[wc.Arrays]) -> dict[str, tuple[str, list[int]]]:
+    """Two processes write to a channel at once: how it ended for each, and the versions that it was told are its own.
+
+    Every version is as its writer was told, and has the right bits.
+    """
+    command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), url]
     writers = {
         name: subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name in ("one", "two")
@@ -198,20 +203,43 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     for process in writers.values():
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    answers = {name: json.loads(process.communicate("go\n")[0]) for name, process in writers.items()}
-    assert sorted(kind for kind, _ in answers.values()) == ["all", "conflict"]
-    chain = Chain.open(FileStore(tmp_path / "bucket"))
+    for process in writers.values():
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = {name: json.loads(process.communicate()[0]) for name, process in writers.items()}
+    chain = Chain.open(open_store(url))
     for name, (_, versions) in answers.items():
         assert all(chain.manifest(version).writer == name for version in versions)
-    assert sorted(version for _, versions in answers.values() for version in versions) == list(range(1, 8))
     assert list(verify(chain)) == []
-    for version in range(8):
+    acknowledged = sorted(version for _, versions in answers.values() for version in versions)
+    assert acknowledged == list(range(1, len(acknowledged) + 1)) == list(chain.versions(0))
+    for version in range(len(acknowledged) + 1):
         fresh = nothing_like(bits[0])
         with Subscriber(chain.store, fresh, Pinned(version), threads=1) as subscriber:
             staged = subscriber.poll()
             assert staged is not None
             subscriber.apply(staged)
         assert same_bits(fresh, bits[version])
+    return answers
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    bits = states(8)
+    init(FileStore(tmp_path / "bucket"), bits[0])
+    answers = race(str(tmp_path / "bucket"), bits)
+    assert sorted(kind for kind, _ in answers.values()) == ["all", "conflict"]
+    assert sum(len(versions) for _, versions in answers.values()) == 7
+
+
+def test_two_processes_at_once_without_a_fence(tmp_path: Path) -> None:
+    """At least one is told. Both may be, if each saw the other's: then one must start again, and nothing is lost."""
+    bits = states(8)
+    with hub.found(tmp_path / "hub") as hugging_face:
+        url = hugging_face.make_bucket("race")
+        init(url, bits[0])
+        answers = race(url, bits)
+    assert "conflict" in {kind for kind, _ in answers.values()}
 
 
 def test_two_channels_begun_at_once_are_one(ram: Path) -> None:
@@ -414,11 +442,17 @@ def test_an_anchor_in_flight_is_not_collected(world: World) -> None:
 # -- stores that do not fence ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def careless(ram: Path) -> World:
+@pytest.fixture(params=["memory", "hub"])
+def careless(ram: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    """On a store that says it creates and overwrites, and on one that never said so: the Hub's buckets."""
     world = World.make(ram / "careless")
-    world.store = Careless(MemoryStore("careless"))
-    return world.begin(2)
+    if request.param == "memory":
+        world.store = Careless(MemoryStore("careless"))
+        yield world.begin(2)
+        return
+    with hub.found(ram / "hub") as hugging_face:
+        world.store = AgedStore(HubStore(hugging_face.make_bucket("careless")))
+        yield world.begin(2)
 
 
 def test_a_store_that_overwrites_is_found_out(careless: World, world: World) -> None:

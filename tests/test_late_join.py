@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import hub
 import pytest
 
 import weightcast as wc
@@ -111,3 +112,21 @@ def test_a_new_version_costs_a_follower_three_requests(following: catchup.Follow
 
 def test_a_delta_is_three_writes(following: catchup.Following) -> None:
     assert following.delta_writes == ("put deltas", "create manifests", "put head.json")
+
+
+def test_on_the_hub_too(tmp_path: Path) -> None:
+    """Where listings know prefixes only, and commits go by them: as few requests, and an idle poll is one."""
+    head = 20
+    with hub.found(tmp_path / "hub") as hugging_face:
+        url = hugging_face.make_bucket("late-join")
+        catchup.generate(wc.open_store(url), catchup.Training(PARAMS), head, tmp_path / "states", (19, 12, 3))
+        sizes = catchup.Sizes.of(wc.open_store(url), head)
+        for lag in (1, 8, 17, 20, None):
+            c = catchup.catch_up(url, tmp_path / "states", lag, head, sizes)
+            assert c.exact
+            assert c.nbytes <= min(c.replay_bytes, c.anchor_bytes)
+            assert c.requests <= FINDING_THE_WAY + 3 * c.downloads
+        following = catchup.follow(hugging_face.make_bucket("follow"), PARAMS, polls=10)
+    assert following.idle_requests == 1
+    assert following.version_requests == ("list manifests", "get manifests", "list manifests", "get deltas")
+    assert following.delta_writes == ("put deltas", "put manifests", "put head.json")

@@ -1,4 +1,4 @@
-"""The whole way by the command line, on a folder and on a real S3: init, twelve publishes, pull, verify, load."""
+"""The whole way by the command line, on a folder, a real S3 and the Hub's client: init, publish, pull, verify, load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hub
 import pytest
 import torch
 from rgw import Endpoint
@@ -86,3 +87,9 @@ def test_through_a_real_s3(tmp_path: Path, rgw: Endpoint, monkeypatch: pytest.Mo
     for name, value in rgw.environment().items():
         monkeypatch.setitem(os.environ, name, value)
     round_trip(f"{rgw.make_bucket('round-trip')}/channel", tmp_path)
+
+
+def test_through_a_bucket_of_the_hub(tmp_path: Path) -> None:
+    """huggingface_hub and hf_xet are real, the Hub is a stand-in."""
+    with hub.found(tmp_path / "hub") as hugging_face:
+        round_trip(f"{hugging_face.make_bucket('round-trip')}/channel", tmp_path)

@@ -34,8 +34,16 @@ class TellSyncs(TrainerCallback):
     def __init__(self, transfer: WeightcastTransfer):
         self._transfer = transfer
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        print(f"step {state.global_step}: {self._transfer.last}", flush=True)
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        if logs and "loss" in logs:
+            print(f"step {state.global_step}: {self._transfer.last}", flush=True)
 
 
 def newest_checkpoint(output: Path) -> str | None:
@@ -62,7 +70,6 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("weightcast").setLevel(logging.INFO)
     transfer = WeightcastTransfer(given.channel, engine=given.engine)
     trainer = AsyncGRPOTrainer(
         model=given.model,

@@ -19,6 +19,7 @@ from weightcast.files import Report, scratch, silent
 from weightcast.keys import Position, is_plain_file
 from weightcast.manifest import Lease, Manifest, Reference
 from weightcast.notes import take_lease, write_index
+from weightcast.reference import bring, resolved
 from weightcast.stage import standing_of
 from weightcast.store import open_store
 from weightcast.store.base import Store
@@ -38,7 +39,7 @@ class Accompanied(Protocol):
 
 def init(
     channel: str | Path | Store,
-    weights: Weights | Path | str,
+    weights: Weights | Path | str | Reference,
     *,
     reference: Reference | None = None,
     step: int | None = None,
@@ -48,10 +49,19 @@ def init(
 ) -> Manifest:
     """Begin a channel with ``weights`` as version 0: arrays, or a checkpoint folder with its configuration files.
 
-    With a ``reference`` nothing but digests is uploaded: replicas get that public checkpoint themselves. An
-    interrupted `init` is completed by another with the same weights.
+    With a ``reference`` nothing but digests is uploaded: replicas get that public checkpoint themselves. A `Reference`
+    in place of weights is a model of the Hugging Face Hub: it is read through the Hub's cache, and referred to by its
+    commit. An interrupted `init` is completed by another with the same weights.
     """
     store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+    if isinstance(weights, Reference):
+        found = resolved(weights)
+        with scratch() as folder:
+            model = folder / "model"
+            model.mkdir()
+            bring(found, model, report, linked=True)
+            with Checkpoint(model) as checkpoint:
+                return _init(store, checkpoint, {}, found, step, writer, workers, report)
     if isinstance(weights, (str, Path)):
         with Checkpoint(weights) as checkpoint:
             return _init(store, checkpoint, files_of(checkpoint), reference, step, writer, workers, report)

@@ -59,7 +59,7 @@ from weightcast.manifest import (
     readable,
 )
 from weightcast.plan import Edge
-from weightcast.store.base import Data, Store
+from weightcast.store.base import Data, Store, put_all
 from weightcast.store.calls import begin
 from weightcast.store.probe import honours_create
 from weightcast.transfer import mark_of, signature_of, summary, summed
@@ -80,9 +80,10 @@ class Chain:
         """The channel in ``store``; `ChannelError` where there is none."""
         try:
             data = read_record(store, CHANNEL)
-        except MissingError:
-            hint = "Check the address, or make a channel with `weightcast init URL CHECKPOINT`."
-            raise ChannelError("there is no channel here", file=store.url, hint=hint) from None
+        except MissingError as error:
+            why, first = ("", "Check the address, or") if error.key else (f": {error.problem}", f"{error.hint} Then")
+            hint = f"{first} make a channel with `weightcast init URL CHECKPOINT`."
+            raise ChannelError(f"there is no channel here{why}", file=store.url, hint=hint) from None
         with about(file=f"{store.url}/{CHANNEL}"):
             return cls(store, channel_from_json(data))
 
@@ -113,14 +114,12 @@ class Chain:
 
     def manifest(self, version: int) -> Manifest:
         """The commit of a version; `MissingError` if there is none, or none any more."""
+        key = manifest_key(version)
         if self.channel.fence == "list":
-            key = next((key for number, key in self._commits(version) if number == version), None)
-            if key is None:
-                raise MissingError(
-                    f"there is no version {version}", url=self.store.url, key=manifest_key(version), hint=_LIST_THEM
-                )
-        else:
-            key = manifest_key(version)
+            listed = self._commits_of(version)
+            if not listed:
+                raise MissingError(f"there is no version {version}", url=self.store.url, key=key, hint=_LIST_THEM)
+            key = listed[0]
         data = read_record(self.store, key)
         with about(file=f"{self.store.url}/{key}", hint=_DAMAGED):
             manifest = manifest_from_json(data)
@@ -169,13 +168,17 @@ class Chain:
                 last = version
                 yield version
 
-    def _commits(self, first: int) -> Iterator[tuple[int, str]]:
+    def _commits(self, first: int, prefix: str = MANIFESTS) -> Iterator[tuple[int, str]]:
         """(version, key) from ``first`` on, by a listing; the first key of a version is the one that counts."""
         behind = manifest_key(first - 1, "~") if first > 0 else ""
-        for listed in self.store.list(MANIFESTS, behind):
+        for listed in self.store.list(prefix, behind):
             found = read_manifest_key(listed.key)
             if found and (found[1] is None) == (self.channel.fence == "create"):
                 yield found[0], listed.key
+
+    def _commits_of(self, version: int) -> list[str]:
+        """Keys of one version's commits, the one that counts first: a small listing, however long the chain is."""
+        return [key for _, key in self._commits(version, manifest_key(version).removesuffix(".json"))]
 
     def _newest_listed(self, first: int) -> int | None:
         return max(self.versions(first - 1), default=None)
@@ -225,10 +228,14 @@ class Chain:
 
     def references(self) -> list[Anchor]:
         """Anchors that are checkpoints somewhere else."""
-        return [self.anchor(key) for key in self._anchors()[1]]
+        return [self.anchor(edge.key) for edge in self.reference_edges()]
 
-    def _anchors(self) -> tuple[list[Edge], list[str]]:
-        """By one listing: anchors with files, and the records of those without."""
+    def reference_edges(self) -> list[Edge]:
+        """The same as ways, for whoever can get them: their keys are those of their records."""
+        return self._anchors()[1]
+
+    def _anchors(self) -> tuple[list[Edge], list[Edge]]:
+        """By one listing: anchors with files, and those without."""
         sizes: dict[str, int] = {}
         records: list[AnchorFile] = []
         for listed in self.store.list(ANCHORS):
@@ -238,7 +245,8 @@ class Chain:
             elif place is not None:
                 sizes[place.folder] = sizes.get(place.folder, 0) + listed.size
         held = [Edge(None, at.version, sizes[at.folder], at.folder, at.digest) for at in records if at.folder in sizes]
-        return held, [at.folder + RECORD for at in records if at.folder not in sizes]
+        named, nbytes = [at for at in records if at.folder not in sizes], self.channel.table.nbytes
+        return held, [Edge(None, at.version, nbytes, at.folder + RECORD, at.digest) for at in named]
 
     def delta_edges(self, first: int, goal: int) -> Iterator[Edge]:
         for listed in self.store.list(DELTAS, f"{DELTAS}{first:012d}~"):
@@ -270,8 +278,7 @@ class Chain:
         if digest == head.position.digest:
             return head.position.version
         anchors, references = self._anchors()
-        edges = [*anchors, *self.delta_edges(0, head.position.version), *self.squash_edges(0)]
-        edges += [Edge(None, at.version, 0, at.folder, at.digest) for at in map(read_anchor_key, references) if at]
+        edges = [*anchors, *references, *self.delta_edges(0, head.position.version), *self.squash_edges(0)]
         for version in sorted({edge.result for edge in edges if edge.digest == digest[:16]}, reverse=True):
             # A writer that was outrun leaves objects behind: only what is committed counts.
             with suppress(MissingError):
@@ -295,12 +302,7 @@ class Chain:
         self.store.put(key, data)
         return Edge(base, position.version, size, key, position.digest[:16])
 
-    def put_anchor(
-        self,
-        position: Position,
-        files: Mapping[str, Path],
-        report: Report = silent,
-    ) -> ObjectRef:
+    def put_anchor(self, position: Position, files: Mapping[str, Path], report: Report = silent) -> ObjectRef:
         """Upload a checkpoint and its record; what an interrupted attempt has brought there is not sent again.
 
         One that is there with its record is uploaded anew, which mends it if it was damaged.
@@ -328,12 +330,14 @@ class Chain:
 
     def _put_files(self, folder: str, files: Mapping[str, Path], there: Mapping[str, int], report: Report) -> None:
         """Upload the files that are not ``there``."""
-        sizes, done = {name: path.stat().st_size for name, path in files.items()}, 0
-        for name, path in sorted(files.items()):
-            if there.get(folder + name) != sizes[name]:
-                self.store.put(folder + name, path)
-            done += sizes[name]
-            report("upload", done, sum(sizes.values()))
+        sizes = {folder + name: path.stat().st_size for name, path in sorted(files.items())}
+        left, total = {key: size for key, size in sizes.items() if there.get(key) != size}, sum(sizes.values())
+
+        def told(key: str) -> None:
+            left.pop(key, None)  # told again, if an attempt had to be made again
+            report("upload", total - sum(left.values()), total)
+
+        put_all(self.store, {key: files[key.removeprefix(folder)] for key in left}, told)
 
     def refer_anchor(self, position: Position, reference: Reference) -> ObjectRef:
         """An anchor that costs no upload: a public checkpoint, by name."""
@@ -386,7 +390,7 @@ class Chain:
         for write in (False, True):
             if write:
                 self.store.put(own, data)
-            if any(number == version and key != own for number, key in self._commits(version)):
+            if any(key != own for key in self._commits_of(version)):
                 if write:
                     self.store.delete(own)
                 raise _conflict(self.store, lost)

@@ -38,7 +38,7 @@ from weightcast.manifest import Manifest
 from weightcast.notes import heartbeats, pins, write_index
 from weightcast.plan import Edge
 from weightcast.retention import Garbage, Inventory, Kept, Retention, collectable
-from weightcast.store.base import Listed, Store
+from weightcast.store.base import Listed, Store, delete_all
 from weightcast.store.probe import PROBES, clock
 
 _READERS = 16
@@ -197,16 +197,20 @@ def _silent(chain: Chain, policy: Retention, now: float) -> Iterator[str]:
 def _delete(chain: Chain, garbage: Garbage, objects: list[str], gone: tuple[str, ...], lists: list[str]) -> None:
     if objects:
         chain.store.put(f"{DOOMED}{uuid.uuid4().hex}.json", json.dumps(objects).encode())
-    for version in garbage.manifests:
-        for listed in list(chain.store.list(f"{MANIFESTS}{version:012d}")):
-            chain.store.delete(listed.key)
+    manifests = _manifests(chain, set(garbage.manifests)) if garbage.manifests else []
     # An anchor without its record is none: the record goes first.
-    for key in sorted(gone, key=lambda key: not key.endswith(f"/{RECORD}")):
-        chain.store.delete(key)
-    for key in lists:
-        chain.store.delete(key)
+    records = [key for key in gone if key.endswith(f"/{RECORD}")]
+    others = [key for key in gone if not key.endswith(f"/{RECORD}")]
+    for keys in (manifests, records, others, lists):
+        delete_all(chain.store, keys)
     if objects or gone or garbage.manifests:
         write_index(chain)
+
+
+def _manifests(chain: Chain, versions: set[int]) -> list[str]:
+    """The keys of some versions' commits, also of those that lost a race."""
+    found = ((read_manifest_key(listed.key), listed.key) for listed in chain.store.list(MANIFESTS))
+    return [key for named, key in found if named and named[0] in versions]
 
 
 def _keys_of(garbage: Garbage, sizes: dict[str, int]) -> list[str]:
@@ -242,7 +246,7 @@ def reset(store: Store) -> int:
     """Delete a channel, so that another can begin in its place; what says there is one goes last. Returns how much."""
     count = 0
     for prefix in (MANIFESTS, PINS, REPLICAS, DOOMED, SQUASHES, DELTAS, ANCHORS, PROBES, HEAD, WRITER, INDEX, CHANNEL):
-        for listed in list(store.list(prefix)):
-            store.delete(listed.key)
-            count += 1
+        keys = [listed.key for listed in store.list(prefix)]
+        delete_all(store, keys)
+        count += len(keys)
     return count

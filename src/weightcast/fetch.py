@@ -24,14 +24,16 @@ from weightcast.errors import (
     MissingError,
     ResultError,
     SpaceError,
+    StoreError,
     UsageError,
     WeightcastError,
 )
 from weightcast.files import Report, discard, require_space, silent
 from weightcast.holder import Holder, Staged, StagedPatch, position_of
 from weightcast.keys import DELTAS, RECORD, Position, read_squash_key
-from weightcast.manifest import Manifest, ObjectRef
+from weightcast.manifest import Manifest, ObjectRef, Reference
 from weightcast.plan import Edge, Route, route_bytes
+from weightcast.reference import bring
 from weightcast.stage import Overlay, stage
 from weightcast.transfer import fetch, sha256_of
 from weightcast.wire import PatchReader
@@ -240,10 +242,12 @@ def _delta_of(manifest: Manifest | None, edge: Edge) -> tuple[ObjectRef, str]:
 
 
 def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | None, progress: _Progress) -> _Arrived:
-    anchor = chain.anchor(edge.key + RECORD, manifest)
+    anchor = chain.anchor(edge.key if edge.key.endswith(RECORD) else edge.key + RECORD, manifest)
     if manifest is not None and manifest.position != anchor.position:
         raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
     folder.mkdir(exist_ok=True)
+    if anchor.reference is not None:
+        return _fetch_reference(edge, folder, anchor.position, anchor.reference, progress)
     names = {ref.key.rpartition("/")[2]: ref for ref in anchor.files}
     try:
         require_space(folder, anchor.nbytes - _stored(folder))
@@ -273,6 +277,20 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
         if path.name not in names:
             discard(path)
     return _Arrived(edge, folder, anchor.position, None, digests)
+
+
+def _fetch_reference(
+    edge: Edge, folder: Path, position: Position, reference: Reference, progress: _Progress
+) -> _Arrived:
+    """A checkpoint that the channel only names, proven like any other."""
+    try:
+        bring(reference, folder, progress.of(edge.key))
+    except StoreError as error:
+        discard(folder)  # what can be gone on with is in the Hub's cache
+        raise BadEdgeError(edge, error) from error
+    with Checkpoint(folder) as files:
+        digests = dict(zip((spec.name for spec in files.table), tensor_digests(files), strict=True))
+    return _Arrived(edge, folder, position, None, digests)
 
 
 def _stored(folder: Path) -> int:

@@ -258,11 +258,23 @@ class Subscriber:
             route = cheapest_route(edges, start, goal)
             if route is not None:
                 return route
-        raise self._no_way(start, goal, trouble)
+        route = self._route_from_elsewhere(goal, avoid)
+        if route is None:
+            raise self._no_way(start, goal, trouble)
+        return route
+
+    def _route_from_elsewhere(self, goal: int, avoid: set[str]) -> Route | None:
+        """The cheapest that begins at a checkpoint which the channel only names; None if there is none to be had."""
+        named = [edge for edge in self._chain.reference_edges() if edge.result <= goal and edge.key not in avoid]
+        if not named:
+            return None
+        edges = self._chain.edges(min(edge.result for edge in named), goal)
+        return cheapest_route([*named, *(edge for edge in edges if edge.key not in avoid)], None, goal)
 
     def _no_way(self, start: int | None, goal: int, trouble: WeightcastError | None) -> WeightcastError:
         url = self._chain.store.url
-        if trouble is not None:
+        elsewhere = isinstance(trouble, StoreError) and trouble.url != url
+        if trouble is not None and not elsewhere:
             found = str(trouble).rstrip(".")
             hint = (
                 f"First: {found}. `weightcast verify {url} --deep` names all; `weightcast publish --anchor` mends it."
@@ -272,7 +284,8 @@ class Subscriber:
             if anchor.reference is not None:
                 name = f"{anchor.reference.repository} at {anchor.reference.revision}"
                 hint = f"Download {name} into the replica's folder first: it is version {anchor.position.version}."
-                return ChannelError(f"version {goal} begins at a checkpoint that is not here", file=url, hint=hint)
+                why = f": {trouble.problem}" if trouble is not None else ""
+                return ChannelError(f"version {goal} begins at a checkpoint that is not here{why}", file=url, hint=hint)
         whence = "nothing" if start is None else f"version {start}"
         hint = "What led there was collected, or never arrived; `weightcast publish --anchor` mends it."
         return ChannelError(f"no way leads from {whence} to version {goal}", file=url, hint=hint)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weightcast.errors import MissingError, UsageError
-from weightcast.store.base import Data, Store
+from weightcast.store.base import Data, Store, delete_all, put_all
 from weightcast.store.probe import clock, honours_create
 
 LARGE = 20_000_000
@@ -185,6 +185,28 @@ class StoreContract:
         for key in (place + "a", place + "a", place + "b", place + "c/d/e"):
             store.delete(key)
         assert self.keys(store, place) == []
+
+    def test_many_are_written_and_removed_together(self, store: Store, place: str, tmp_path: Path) -> None:
+        """As few requests as the store can do it with, or one for each."""
+        (tmp_path / "file").write_bytes(b"file")
+        objects: dict[str, Data] = {f"{place}{i:02}": str(i).encode() for i in range(30)}
+        objects |= {place + "a/b": b"", place + "file": tmp_path / "file"}
+        told: list[str] = []
+        put_all(store, objects, told.append)
+        assert sorted(told) == sorted(objects)
+        assert self.keys(store, place) == sorted(objects)
+        assert store.get(place + "07") == b"7"
+        assert store.get(place + "file") == b"file"
+        delete_all(store, [*list(objects)[:20], place + "missing"])
+        assert self.keys(store, place) == sorted(list(objects)[20:])
+        put_all(store, {})
+        put_all(store, {place + "29": b"replaced"})
+        assert store.get(place + "29") == b"replaced"
+        delete_all(store, [])
+        with pytest.raises(UsageError):
+            put_all(store, {place + "a/../b": b""})
+        with pytest.raises(UsageError):
+            delete_all(store, [place + "a/../b"])
 
     def test_what_is_missing_is_said(self, store: Store, place: str) -> None:
         store.put(place + "a/b", b"")

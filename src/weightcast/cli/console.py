@@ -35,7 +35,7 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
-from weightcast.files import Report
+from weightcast.files import Report, silent
 from weightcast.kernels.ready import warm_up
 from weightcast.manifest import Manifest
 from weightcast.store import open_store
@@ -74,7 +74,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use; all cores by default.")]
 Url = Annotated[
     str,
-    typer.Argument(metavar="URL", help="The channel: a folder, s3://bucket/folder, gs://…, az://… or https://…."),
+    typer.Argument(
+        metavar="URL", help="The channel: a folder, s3://bucket/folder, gs://…, az://…, hf://buckets/… or https://…."
+    ),
 ]
 
 
@@ -268,9 +270,9 @@ def facts(values: dict[str, Any], as_json: bool) -> None:
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
-def open_chain(url: str) -> Chain:
-    """The channel at an address."""
-    return Chain.open(open_store(url))
+def open_chain(url: str, report: Report = silent) -> Chain:
+    """The channel at an address; ``report`` is for uploads."""
+    return Chain.open(open_store(url, report))
 
 
 def commit_of(chain: Chain, version: int) -> Manifest:

@@ -1,4 +1,4 @@
-"""`weightcast init URL CHECKPOINT`"""
+"""`weightcast init URL CHECKPOINT`, or `weightcast init URL --from-hub REPO@REVISION`"""
 
 import time
 from pathlib import Path
@@ -16,12 +16,21 @@ from weightcast.store import open_store
 def init(
     url: Url,
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="Version 0: a safetensors file or a checkpoint folder.")
-    ],
+        Path | None,
+        typer.Argument(metavar="CHECKPOINT", help="Version 0: a safetensors file or a checkpoint folder."),
+    ] = None,
+    from_hub: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPO@REVISION",
+            help="Version 0 is this model of the Hugging Face Hub. It is not uploaded: replicas get it there, too.",
+        ),
+    ] = None,
     reference: Annotated[
         str | None,
         typer.Option(
-            metavar="REPO@REVISION", help="Upload no weights: replicas get this public checkpoint themselves."
+            metavar="REPO@REVISION",
+            help="CHECKPOINT is not uploaded: replicas get this public checkpoint themselves, which has the same bits.",
         ),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="The training step of version 0.")] = None,
@@ -31,9 +40,9 @@ def init(
     """Begin a channel with a checkpoint as its version 0."""
     with working(threads, as_json) as (workers, report):
         began = time.monotonic()
-        elsewhere = reference_named(reference) if reference is not None else None
-        store = open_store(url)
-        manifest = begin.init(store, checkpoint, reference=elsewhere, step=step, workers=workers, report=report)
+        weights, elsewhere = _weights(checkpoint, from_hub, reference)
+        store = open_store(url, report)
+        manifest = begin.init(store, weights, reference=elsewhere, step=step, workers=workers, report=report)
         values = {
             "channel": store.url,
             "id": manifest.channel,
@@ -43,6 +52,18 @@ def init(
             "seconds": round(time.monotonic() - began, 3),
         }
         facts(values, as_json)
+
+
+def _weights(
+    checkpoint: Path | None, from_hub: str | None, reference: str | None
+) -> tuple[Path | Reference, Reference | None]:
+    """What version 0 is, and where else it can be had."""
+    if checkpoint is not None and from_hub is None:
+        return checkpoint, reference_named(reference) if reference is not None else None
+    if checkpoint is None and from_hub is not None and reference is None:
+        return reference_named(from_hub), None
+    hint = "Name a folder, with --reference if replicas get it elsewhere, or --from-hub REPO@REVISION without one."
+    raise UsageError("version 0 is to be either CHECKPOINT or a model of the Hub", hint=hint)
 
 
 def reference_named(text: str) -> Reference:

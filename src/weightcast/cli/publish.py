@@ -39,7 +39,7 @@ def publish(
     """
     with working(threads, as_json) as (workers, report):
         began = time.monotonic()
-        chain = open_chain(url)
+        chain = open_chain(url, report)
         head_of(chain)
         keeper = mirror or default_mirror(chain)
         published = folders.publish(

@@ -33,7 +33,7 @@ def squash(
 ) -> None:
     """Merge runs of versions into one patch each, so that replicas far behind have less to fetch."""
     with working(threads, as_json) as (workers, report):
-        chain = open_chain(url)
+        chain = open_chain(url, report)
         head_of(chain)
         cut: list[dict[str, Any]] = []
         with _scratch(folder) as scratch:

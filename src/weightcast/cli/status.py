@@ -69,6 +69,7 @@ def _replica(beat: Heartbeat, heard: float, head: Manifest, now: float) -> dict[
         "version": beat.position.version,
         "lag": head.position.version - beat.position.version,
         "age": round(now - heard, 3),
+        "pause": beat.pause,
         "error": beat.error,
     }
 
@@ -100,10 +101,11 @@ def _print(found: dict[str, Any]) -> None:
 def _replicas(replicas: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("replica")
-    for column in ("version", "behind", "heard"):
+    for column in ("version", "behind", "paused", "heard"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("error")
     for row in replicas:
-        error = Text(one_line(row["error"] or ""), "red")
-        table.add_row(Text(row["name"]), str(row["version"]), str(row["lag"]), f"{span(row['age'])} ago", error)
+        paused = "" if row["pause"] is None else f"{1000 * row['pause']:.0f} ms"
+        numbers = str(row["version"]), str(row["lag"]), paused, f"{span(row['age'])} ago"
+        table.add_row(Text(row["name"]), *numbers, Text(one_line(row["error"] or ""), "red"))
     return table

@@ -1,7 +1,7 @@
 """Buckets: one small protocol, and what speaks it.
 
-`base` has the protocol; `memory`, `file`, `object` and `http` are the kinds of buckets; `patient` retries and bounds
-every call; `probe` finds out what a bucket is good for.
+`base` has the protocol; `memory`, `file`, `object`, `hub` and `http` are the kinds of buckets; `patient` retries and
+bounds every call; `probe` finds out what a bucket is good for.
 """
 
 from __future__ import annotations
@@ -12,21 +12,27 @@ import urllib.parse
 from pathlib import Path
 
 from weightcast.errors import UsageError
+from weightcast.files import Report, silent
 from weightcast.store.base import Store
 from weightcast.store.file import FileStore
 from weightcast.store.http import HttpStore
+from weightcast.store.hub import HubStore
 from weightcast.store.memory import memory_named
 from weightcast.store.object import SCHEMES, ObjectStore
 from weightcast.store.patient import Patient
 
-_KNOWN = ["file", "memory", *SCHEMES, "http", "https"]
-_EXAMPLES = "A folder, or file:///folder, s3://bucket/folder, gs://…, az://…, https://host/folder, memory://name."
+_KNOWN = ["file", "memory", *SCHEMES, "hf", "http", "https"]
+_EXAMPLES = (
+    "A folder, or file:///folder, s3://bucket/folder, gs://…, az://…, hf://buckets/OWNER/NAME, "
+    "https://host/folder, memory://name."
+)
 
 
-def open_store(url: str | Path) -> Store:
+def open_store(url: str | Path, report: Report = silent) -> Store:
     """The bucket at ``url``, or the folder of that path. Nothing is asked of it yet.
 
-    Credentials and endpoints are those of the clouds' own environment variables.
+    Credentials and endpoints are those of the clouds' own environment variables. A store that knows how far the
+    upload of a large file is tells ``report``.
     """
     if isinstance(url, Path):
         return Patient(FileStore(url))
@@ -41,6 +47,9 @@ def open_store(url: str | Path) -> Store:
         return Patient(memory_named(rest), timeout=None)
     if scheme in SCHEMES:
         return Patient(ObjectStore(f"{scheme}://{rest}"))
+    if scheme == "hf":
+        # Both libraries below try again by themselves, for 23 s and longer: twice that is patience enough.
+        return Patient(HubStore(f"{scheme}://{rest}", report), attempts=2)
     if scheme in ("http", "https"):
         return Patient(HttpStore(f"{scheme}://{rest}"))
     raise _unknown(url, scheme)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from weightcast.errors import UsageError
 
@@ -53,6 +53,41 @@ class Store(Protocol):
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
         ...
+
+
+Told = Callable[[str], None]
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """A store that takes or removes many objects with few requests."""
+
+    def put_all(self, objects: Mapping[str, Data], told: Told) -> None:
+        """`put` for each of ``objects``, in any order; ``told`` is called with the key of each that is there."""
+        ...
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        """`delete` for each of ``keys``, in any order."""
+        ...
+
+
+def put_all(store: Store, objects: Mapping[str, Data], told: Told = lambda key: None) -> None:
+    """`put` for each of ``objects``, with as few requests as the store can do it."""
+    if isinstance(store, Batching):
+        store.put_all(objects, told)
+        return
+    for key, data in objects.items():
+        store.put(key, data)
+        told(key)
+
+
+def delete_all(store: Store, keys: Collection[str]) -> None:
+    """`delete` for each of ``keys``, with as few requests as the store can do it."""
+    if isinstance(store, Batching):
+        store.delete_all(keys)
+        return
+    for key in keys:
+        store.delete(key)
 
 
 _MAX_PART, _MAX_KEY = 255, 900

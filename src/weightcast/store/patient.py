@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
 from weightcast.errors import UnreachableError
-from weightcast.store.base import Data, Listed, Store, check_prefix, size_of
+from weightcast.store.base import Batching, Data, Listed, Store, Told, check_prefix, size_of
 from weightcast.store.calls import begin
 
 R = TypeVar("R")
@@ -23,6 +24,9 @@ _UNKNOWN = 64 << 20
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 20.0
 _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
+
+_MOST_DELETED = 500
+"""Objects in one attempt, which has a limited time."""
 
 
 class Patient:
@@ -68,6 +72,27 @@ class Patient:
 
     def delete(self, key: str) -> None:
         return self._try(lambda: self.store.delete(key), 0, key)
+
+    def put_all(self, objects: Mapping[str, Data], told: Told) -> None:
+        """One attempt for all of them where the store takes them together, else one for each."""
+        store = self.store
+        if isinstance(store, Batching):
+            self._try(lambda: store.put_all(objects, told), sum(map(size_of, objects.values())), None)
+            return
+        for key, data in objects.items():
+            self.put(key, data)
+            told(key)
+
+    def delete_all(self, keys: Collection[str]) -> None:
+        store = self.store
+        if not isinstance(store, Batching):
+            for key in keys:
+                self.delete(key)
+            return
+        left = list(keys)
+        while left:
+            some, left = left[:_MOST_DELETED], left[_MOST_DELETED:]
+            self._try(partial(store.delete_all, some), 0, None)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
         """Page by page; another attempt begins a new listing behind the last key that was given out."""

@@ -1,0 +1,252 @@
+"""Channels that begin at a model of the Hub: nothing is uploaded, and replicas get it there without being told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hub
+import numpy as np
+import pytest
+from cases import same_bits, write_folder
+from channels import blank, pull, small_model, train
+from typer.testing import CliRunner
+
+import weightcast as wc
+from weightcast.chain import Chain
+from weightcast.cli import app
+from weightcast.errors import AccessError, ChannelError, CheckpointError, MissingError, UnreachableError
+from weightcast.manifest import Reference
+from weightcast.reference import bring, resolved
+from weightcast.verify import verify
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Hub]:
+    """A Hub with one model, and an empty cache: huggingface_hub looked for its own when it was imported."""
+    with hub.found(tmp_path / "hub") as found:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", found.environment["HF_HUB_CACHE"])
+        write_folder(tmp_path / "model", small_model())
+        (tmp_path / "model" / "tokenizer.json").write_text("{}")
+        (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"a pickle")
+        (tmp_path / "model" / ".gitattributes").write_text("")
+        found.make_model("model", tmp_path / "model")
+        yield found
+
+
+@pytest.fixture
+def url(hugging_face: hub.Hub) -> str:
+    return hugging_face.make_bucket("channel") + "/run"
+
+
+def run(*arguments: str | Path, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name != ".weightcast"}
+
+
+NAMES = {
+    "config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+}
+
+
+def test_from_the_hub_to_a_replica_without_an_upload(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    commit = hugging_face.commit_of("tester/model")
+    assert run("init", url, "--from-hub", "tester/model@main")["version"] == 0
+    assert not any(listed.key.endswith(".safetensors") for listed in wc.open_store(url).list(""))
+    assert run("show", url, "0")["reference"] == f"tester/model@{commit}"
+    model = small_model()
+    with wc.Publisher(url, model, threads=1) as publisher:
+        for version in range(1, 4):
+            train(model, version)
+            publisher.publish(step=version).result(30)
+    assert run("pull", url, tmp_path / "replica")["version"] == 3
+    assert names_in(tmp_path / "replica") == NAMES
+    with wc.Checkpoint(tmp_path / "replica") as replica:
+        assert same_bits(replica, model)
+    assert run("verify", tmp_path / "replica", url)["version"] == 3
+    assert list(verify(Chain.open(wc.open_store(url)))) == []
+    train(model, 4)
+    with wc.Publisher(url, model, threads=1) as publisher:
+        publisher.flush()
+    assert run("pull", url, tmp_path / "replica")["version"] == 4
+
+
+def test_what_a_mirror_writes_is_not_written_to_the_cache(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    """Its files change in place, and others use the cache's."""
+    wc.init(url, Reference("tester/model", "main"))
+    model = small_model()
+    train(model, 1)
+    with wc.Publisher(url, model, threads=1):
+        pass
+    assert pull(url, tmp_path / "replica").version == 1
+    with wc.Subscriber(url, tmp_path / "replica", threads=1) as subscriber:
+        assert subscriber.fold()
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    hugging_face.stop()
+    try:
+        bring(Reference("tester/model", hugging_face.commit_of("tester/model")), fresh)
+    finally:
+        hugging_face.start()
+    with wc.Checkpoint(fresh) as cached:
+        assert same_bits(cached, small_model())
+
+
+def test_arrays_follow_too(url: str) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+    target = blank(small_model())
+    assert pull(url, target).version == 0
+    assert same_bits(target, small_model())
+
+
+def test_who_holds_the_model_asks_the_hub_for_nothing(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+    write_folder(tmp_path / "replica", small_model())
+    asked = len(hugging_face.asked)
+    assert pull(url, tmp_path / "replica").version == 0
+    assert not [name for name in hugging_face.asked[asked:] if name.startswith("model")]
+
+
+def test_an_anchor_in_the_bucket_is_taken_first(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+    model = small_model()
+    train(model, 1)
+    write_folder(tmp_path / "1", model)
+    wc.folders.publish(wc.open_store(url), tmp_path / "1", tmp_path / "mirror", anchor=True)
+    asked = len(hugging_face.asked)
+    assert pull(url, tmp_path / "replica").version == 1
+    assert not [name for name in hugging_face.asked[asked:] if name.startswith("model")]
+
+
+def test_a_model_that_is_not_what_it_was_is_refused(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    """A reference to a branch may have moved on; digests tell."""
+    wc.init(url, small_model(), reference=Reference("tester/model", "main"))
+    other = small_model(seed=5)
+    write_folder(tmp_path / "other", other)
+    hugging_face.make_model("model", tmp_path / "other")
+    with pytest.raises(ChannelError, match="version 0 comes out as"):
+        pull(url, tmp_path / "replica")
+    assert names_in(tmp_path / "replica") == set()
+
+
+def test_weights_that_are_there_twice_are_brought_once(hugging_face: hub.Hub, tmp_path: Path) -> None:
+    (tmp_path / "model" / "consolidated.safetensors").write_bytes(b"the same in another layout")
+    (tmp_path / "brought").mkdir()
+    bring(Reference("tester/model", "main"), tmp_path / "brought")
+    assert names_in(tmp_path / "brought") == NAMES
+
+
+def test_a_cache_with_a_part_of_it_is_completed(hugging_face: hub.Hub, tmp_path: Path) -> None:
+    """As a tool leaves it that only read the configuration."""
+    from huggingface_hub import hf_hub_download
+
+    commit = hugging_face.commit_of("tester/model")
+    hf_hub_download("tester/model", "config.json", revision=commit, endpoint=hugging_face.url)
+    (tmp_path / "brought").mkdir()
+    bring(Reference("tester/model", commit), tmp_path / "brought")
+    assert names_in(tmp_path / "brought") == NAMES
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_hub_does_not_give(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    hugging_face.make_model("gated", tmp_path / "model")
+    hugging_face.gated.add("tester/gated")
+    for name, revision, kind, says in [
+        ("tester/none", "main", MissingError, "the Hub shows no such model"),
+        ("tester/model", "v9", MissingError, "no such revision"),
+        ("tester/gated", "main", AccessError, "access to this model must be asked for"),
+        ("not/a/name", "main", MissingError, "the Hub shows no such model"),
+    ]:
+        with pytest.raises(kind, match=says) as caught:
+            wc.init(url, Reference(name, revision))
+        assert "\n" not in str(caught.value)
+        assert hugging_face.url not in str(caught.value)
+    assert list(wc.open_store(url).list("")) == []
+    assert run("init", url, "--from-hub", "tester/gated@main", code=8)["error"]["hint"].startswith("Ask for access")
+
+
+def test_a_model_without_weights(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    hugging_face.make_model("empty", tmp_path / "empty")
+    with pytest.raises(CheckpointError):
+        wc.init(url, Reference("tester/empty", "main"))
+    assert list(wc.open_store(url).list("")) == []
+
+
+def test_when_the_hub_is_away_people_are_told_what_to_do(hugging_face: hub.Hub, tmp_path: Path) -> None:
+    """The channel is somewhere else."""
+    wc.init(tmp_path / "bucket", Reference("tester/model", "main"))
+    commit = hugging_face.commit_of("tester/model")
+    cache = Path(os.environ["HF_HUB_CACHE"])
+    cache.rename(tmp_path / "cache")
+    hugging_face.stop()
+    try:
+        with pytest.raises(ChannelError) as caught:
+            pull(tmp_path / "bucket", tmp_path / "replica")
+        with pytest.raises(UnreachableError):
+            resolved(Reference("tester/model", "main"))
+        (tmp_path / "cache").rename(cache)
+        assert pull(tmp_path / "bucket", tmp_path / "replica").version == 0, "the cache has it all"
+    finally:
+        hugging_face.start()
+    assert f"Download tester/model at {commit} into the replica's folder first: it is version 0." in str(caught.value)
+    assert "not here: the Hub cannot be reached" in str(caught.value)
+
+
+def test_without_the_library_people_are_told_what_to_do(hugging_face: hub.Hub, tmp_path: Path) -> None:
+    wc.init(tmp_path / "bucket", Reference("tester/model", "main"))
+    code = """
+import sys; sys.modules["huggingface_hub"] = None
+import weightcast as wc
+with wc.Subscriber(sys.argv[1], sys.argv[2]) as subscriber:
+    subscriber.poll()
+"""
+    command = [sys.executable, "-c", code, tmp_path / "bucket", tmp_path / "replica"]
+    shown = subprocess.run(command, capture_output=True, text=True).stderr
+    assert "Download tester/model at" in shown
+    assert "ChannelError: version 0 begins at a checkpoint that is not here: this needs huggingface_hub" in shown
+
+
+def test_slips(url: str, tmp_path: Path) -> None:
+    for arguments in (
+        (url,),
+        (url, tmp_path / "model", "--from-hub", "tester/model@main"),
+        (url, "--reference", "tester/model@main"),
+        (url, "--from-hub", "tester/model@main", "--reference", "tester/model@main"),
+        (url, "--from-hub", "tester/model"),
+    ):
+        assert run("init", *arguments, code=2)["error"]["hint"]
+
+
+def test_nothing_is_drawn(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+    pull(url, tmp_path / "replica")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_how_far_a_download_is_is_told(hugging_face: hub.Hub, tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).integers(0, 1 << 16, (10, 1 << 18), dtype=np.uint16)
+    write_folder(tmp_path / "large", wc.Arrays({"a": weights}, {"a": "BF16"}), shards=1)
+    hugging_face.make_model("large", tmp_path / "large")
+    told: list[tuple[str, int, int]] = []
+    (tmp_path / "brought").mkdir()
+    bring(Reference("tester/large", "main"), tmp_path / "brought", lambda *report: told.append(report))
+    size = sum(path.stat().st_size for path in (tmp_path / "large").iterdir())
+    assert told[-1] == ("download", size, size)
