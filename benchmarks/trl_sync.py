@@ -1,0 +1,159 @@
+"""What a sync costs a TRL trainer: `WeightcastTransfer.send_weights`, phase by phase.
+
+    python benchmarks/trl_sync.py [--syncs 6] [--threads 2] [--scale 0.25]
+
+TRL's part is played by an iterator over 596 M parameters in 311 tensors, as Qwen3-0.6B has them, float32 or bf16, of
+which about 1.2 % change between two syncs; the channel is a folder in memory, and its follower says yes to everything,
+so that what is timed is the trainer's own work: to bring the weights to this side in bf16 (take), to find what changed
+(detect), to code and commit it (upload). Phases are multiples of one copy of the bf16 weights in the same run, the
+floor of `take`. A follower must hold the very bits at the end.
+
+A table goes to stderr, one JSON object to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import numpy as np
+import torch
+from catchup import table
+from speed import qwen3_shapes
+
+import weightcast as wc
+from weightcast.chain import Chain
+from weightcast.integrations.trl import WeightcastTransfer
+from weightcast.manifest import Heartbeat
+from weightcast.notes import beat
+
+DENSITY = 0.012
+
+
+def model_of(dtype: torch.dtype, device: str, scale: float) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = qwen3_shapes(scale)
+    return {name: (torch.randn(shape, device=device) * 0.02).to(dtype) for name, shape in shapes.items()}
+
+
+def change(tensors: dict[str, torch.Tensor]) -> None:
+    """Move a few of the elements by a bf16 step, some by three."""
+    for tensor in tensors.values():
+        words = tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+        chosen = torch.rand(words.shape, device=words.device) < DENSITY
+        step = torch.where(torch.rand(words.shape, device=words.device) < 0.85, 1, 3).to(words.dtype)
+        words += torch.where(chosen, step << (16 if tensor.dtype == torch.float32 else 0), torch.zeros_like(step))
+
+
+def copied(nbytes: int, device: str) -> float:
+    """Seconds for a copy of that many bytes to this side: from a GPU into pinned memory, else within memory."""
+    source = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    target = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device == "cuda")
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - began)
+    return median(times[1:])
+
+
+@contextmanager
+def an_engine_that_says_yes(channel: str) -> Iterator[None]:
+    """Heartbeats of an engine that holds each version as soon as it is there, so that nobody is waited for."""
+    chain, ended = Chain.open(wc.open_store(channel)), threading.Event()
+
+    def follow() -> None:
+        head = chain.head()
+        while not ended.wait(0.01) and head is not None:
+            beat(chain, Heartbeat("benchmark", head.position, time.time(), None, 0.0))
+            head = chain.after(head.position.version) or head
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def bits_of(tensors: dict[str, torch.Tensor]) -> wc.Arrays:
+    """Tensors rounded to bf16, on this side."""
+    bits = {
+        name: tensor.to(torch.bfloat16).view(torch.int16).cpu().numpy().view(np.uint16)
+        for name, tensor in tensors.items()
+    }
+    return wc.Arrays(bits, dict.fromkeys(bits, "BF16"))
+
+
+def must_hold(channel: str, tensors: dict[str, torch.Tensor]) -> None:
+    """A follower of the channel holds the bits of these tensors."""
+    expected = bits_of(tensors)
+    held = wc.Arrays(
+        {name: np.zeros(tuple(tensor.shape), np.uint16) for name, tensor in tensors.items()},
+        dict.fromkeys(tensors, "BF16"),
+    )
+    with wc.Subscriber(channel, held) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+    assert wc.fingerprint(held) == wc.fingerprint(expected)
+
+
+def syncs_of(dtype: torch.dtype, count: int, threads: int, device: str, scale: float) -> dict[str, object]:
+    tensors = model_of(dtype, device, scale)
+
+    def stream() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors.items()
+
+    elements, found = sum(tensor.numel() for tensor in tensors.values()), []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        wc.init(folder, bits_of(tensors), workers=wc.Workers(threads))
+        transfer = WeightcastTransfer(folder, patience=600.0, threads=threads)
+        with an_engine_that_says_yes(folder):
+            transfer.init_weight_transfer()
+            transfer.send_weights(stream())
+            for _ in range(count):
+                change(tensors)
+                transfer.send_weights(stream())
+                assert transfer.last is not None
+                found.append(transfer.last)
+            transfer.destroy()
+        must_hold(folder, tensors)
+    seconds = {phase: median(sync.seconds[phase] for sync in found) for phase in ("take", "detect", "upload")}
+    floor = copied(2 * elements, device)
+    return {
+        "trained in": str(dtype).removeprefix("torch."),
+        "parameters": elements,
+        "changed": f"{median(sync.changed for sync in found) / elements:.2%}",
+        **{phase: round(value / floor, 2) for phase, value in seconds.items()},
+        "a copy, ms": round(1000 * floor, 1),
+        "uploaded": int(median(sync.nbytes for sync in found)),
+        "TRL's broadcast": found[-1].broadcast,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--syncs", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the model: fewer layers and words below 1")
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = given.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    rows = [syncs_of(dtype, given.syncs, threads, device, given.scale) for dtype in (torch.float32, torch.bfloat16)]
+    print(table(rows), file=sys.stderr)
+    print(json.dumps({"device": device, "threads": threads, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
