@@ -27,6 +27,7 @@ from weightcast import publisher as publishing  # noqa: E402
 from weightcast.bits import Bits, Copies, TensorSpec  # noqa: E402
 from weightcast.chain import Chain  # noqa: E402
 from weightcast.checkpoint import save  # noqa: E402
+from weightcast.engines import followers as following  # noqa: E402
 from weightcast.engines.agent import Agent  # noqa: E402
 from weightcast.engines.followers import Followers  # noqa: E402
 from weightcast.engines.proof import prove  # noqa: E402
@@ -39,6 +40,7 @@ from weightcast.errors import (  # noqa: E402
     UsageError,
     WeightcastError,
 )
+from weightcast.integrations import trl as transferring  # noqa: E402
 from weightcast.integrations.trl import Sync, WeightcastTransfer  # noqa: E402
 from weightcast.keys import ANCHORS, CHANNEL, MANIFESTS, REPLICAS, Position, replica_key  # noqa: E402
 from weightcast.manifest import Heartbeat, heartbeat_to_json, manifest_from_json  # noqa: E402
@@ -197,6 +199,12 @@ def step(tensors: Mapping[str, Any], seed: int) -> None:
     for tensor in tensors.values():
         moves = 0.01 * torch.randn(tensor.shape, generator=luck)
         tensor += (moves * (torch.rand(tensor.shape, generator=luck) < 0.1)).to(tensor.dtype)
+
+
+@pytest.fixture(autouse=True)
+def _no_time_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sync waits as long as all others."""
+    monkeypatch.setattr(transferring, "_JOINING", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -734,6 +742,11 @@ class Following:
         self.stop()
 
 
+def until_heard(store: Store) -> None:
+    while not Followers(Chain.open(store)).now():
+        time.sleep(0.01)
+
+
 def must_be_live(engine: Local, store: Store, version: int) -> None:
     """The engine serves the version, and its live parameters are that to the last bit."""
     assert (engine.served, engine.paused) == (str(version), False)
@@ -877,6 +890,67 @@ def test_an_agent_that_dies_costs_a_warning_and_its_successor_catches_up(
         assert (done.version, done.live) == (3, True)
         assert engine.served == "3"
     must_be_live(engine, store, 3)
+
+
+def test_an_engine_whose_agent_is_gone_is_taken_over_and_given_back(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, weights = Bucket(), weights_of(SHAPES)
+    wc.init(store, weights)
+    engine = Local(weights)
+    transfer = opened(store, engine=engine, mirror=tmp_path / "own", dtype=None)
+    with Following(store, engine, tmp_path / "mirror"):
+        until_heard(store)
+        begun(transfer, stream(weights))
+        assert transfer._agent is None
+    for number in (1, 2):  # the agent has left
+        weights = changed(weights, 0.05, number)
+        assert sync(transfer, stream(weights)).live
+        assert engine.served == str(number)
+    with Following(store, engine, tmp_path / "mirror") as other:
+        until_heard(store)
+        weights = changed(weights, 0.05, 3)
+        assert sync(transfer, stream(weights)).live
+        assert transfer._agent is None
+        assert other.agent.position is not None
+        assert other.agent.position.version == 3
+    must_be_live(engine, store, 3)
+
+
+def test_the_word_of_an_agent_that_was_killed_is_not_taken_for_ever(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, weights = Bucket(), weights_of(SHAPES)
+    head = wc.init(store, weights)
+    monkeypatch.setattr(following, "_FRESH", 1.0)
+    beat(Chain.open(store), Heartbeat("killed", head.position, time.time(), None, 0.0))
+    engine = Local(weights)
+    transfer = opened(store, engine=engine, mirror=tmp_path / "own", dtype=None)
+    begun(transfer, stream(weights))
+    weights = changed(weights, 0.05, 1)
+    assert sync(transfer, stream(weights)).live
+    assert engine.served == "1"
+    must_be_live(engine, store, 1)
+
+
+def test_an_engine_that_joins_is_waited_for_longer_than_patience(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transferring, "_JOINING", 30.0)
+    monkeypatch.setattr(transferring, "_SOON", 0.2)
+    store, weights = Bucket(), weights_of(SHAPES)
+    wc.init(store, weights)
+    transfer = opened(store, dtype=None, patience=0.1)
+    late: list[Following] = []
+    timer = threading.Timer(0.6, lambda: late.append(Following(store, Local(weights), tmp_path / "mirror")))
+    timer.start()
+    try:
+        assert begun(transfer, stream(weights)).last.live
+    finally:
+        timer.join()
+        late[0].stop()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning == "waiting for version 0 to be live: no engine follows the channel"
 
 
 def test_an_agent_that_leaves_takes_its_last_word_back(tmp_path: Path) -> None:

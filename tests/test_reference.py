@@ -250,3 +250,48 @@ def test_how_far_a_download_is_is_told(hugging_face: hub.Hub, tmp_path: Path) ->
     bring(Reference("tester/large", "main"), tmp_path / "brought", lambda *report: told.append(report))
     size = sum(path.stat().st_size for path in (tmp_path / "large").iterdir())
     assert told[-1] == ("download", size, size)
+
+
+def test_a_way_that_is_broken_is_found_though_it_begins_elsewhere(url: str) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+    model = small_model()
+    with wc.Publisher(url, model) as publisher:
+        for step in (1, 2, 3):
+            train(model, step)
+            publisher.publish().result(60)
+    chain = Chain.open(wc.open_store(url))
+    assert list(verify(chain)) == []
+    chain.store.delete(chain.manifest(2).object.key)
+    assert "no way leads from any anchor to the head" in [finding.problem for finding in verify(chain)]
+
+
+def test_a_hub_that_is_away_for_a_moment_is_no_reason_to_upload_the_model(
+    hugging_face: hub.Hub, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+
+    def away(*_: object, **__: object) -> None:
+        raise UnreachableError("the Hub asks to slow down", url="hf://tester/model")
+
+    model = small_model()
+    train(model, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("weightcast.fetch.bring", away)
+        with pytest.raises(ChannelError, match="slow down"):
+            wc.Publisher(url, model)
+    with wc.Publisher(url, model) as publisher:
+        assert publisher.position.version == 1
+    assert Chain.open(wc.open_store(url)).manifest(1).base is not None
+
+
+def test_gc_over_a_channel_that_begins_elsewhere(url: str) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+    model = small_model()
+    with wc.Publisher(url, model) as publisher:
+        for step in (1, 2, 3):
+            train(model, step)
+            publisher.publish().result(60)
+    run("gc", url, "--window", "0s", "--grace", "0s")
+    there = blank(model)
+    assert pull(wc.open_store(url), there).version == 3
+    assert same_bits(there, model)

@@ -68,6 +68,27 @@ def test_the_newest_anchor_stays_even_if_nobody_needs_it_now() -> None:
     assert f"{ANCHORS}39/" in {edge.key for edge in edges}
 
 
+def test_what_is_elsewhere_is_no_reason_to_delete_an_anchor() -> None:
+    """Not every replica gets there: what it could reach without, it must still reach."""
+    inventory = replace(channel(40, anchors=(0, 6, 30)), pins=frozenset({8}), references=frozenset({f"{ANCHORS}0/"}))
+    edges = [edge for edge in left(inventory) if edge.key != f"{ANCHORS}0/"]
+    assert {8, 40} <= reachable(edges)
+    assert f"{ANCHORS}6/" in {edge.key for edge in edges}
+
+
+def test_a_channel_that_began_elsewhere_shrinks_to_its_newest_anchor() -> None:
+    began_here = channel(40, anchors=(0, 30))
+    began_elsewhere = replace(began_here, references=frozenset({f"{ANCHORS}0/"}))
+    assert left(began_elsewhere) == left(began_here)
+    assert collectable(began_elsewhere, POLICY) == collectable(began_here, POLICY)
+
+
+def test_without_an_anchor_here_the_one_elsewhere_and_a_way_from_it_stay() -> None:
+    edges = left(replace(channel(100), references=frozenset({f"{ANCHORS}0/"})))
+    assert {edge.key for edge in edges if edge.base is None} == {f"{ANCHORS}0/"}
+    assert 100 in reachable(edges)
+
+
 def test_a_pin_keeps_its_version_reachable() -> None:
     inventory = replace(channel(40, anchors=(0, 30)), pins=frozenset({5}))
     assert 5 in reachable(left(inventory))

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from channels import blank, channel_of, small_model, train
 from hub import READING, Hub, found
+from servers import answering
 
 import weightcast as wc
 from weightcast.chain import Chain
@@ -211,6 +212,23 @@ def test_a_bucket_that_does_not_exist(hub: Hub) -> None:
         Chain.open(HubStore("hf://buckets/tester/missing"))
     with pytest.raises(MissingError, match="the bucket does not exist"):
         wc.init("hf://buckets/tester/missing", small_model())
+
+
+@pytest.mark.parametrize(
+    "body", [b"null", b"[1]", b'{"error": "sign in first"}', b"[null]", b'[{"type": "file"}]', b"<html>"]
+)
+def test_answers_that_make_no_sense_are_errors_of_ours(
+    bucket: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that wants a login answers 200 to everything."""
+    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    with answering(head + b"Content-Length: %d\r\n\r\n" % len(body) + body) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        store = HubStore(bucket)
+        for call in (lambda: list(store.list("a")), lambda: store.get("a")):
+            with pytest.raises(StoreError) as caught:
+                call()
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("_hasty")

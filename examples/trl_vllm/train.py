@@ -58,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--channel", required=True, help="hf://buckets/OWNER/NAME, s3://…, a folder")
     parser.add_argument("--vllm", default="http://localhost:8000", help="where rollouts come from")
     parser.add_argument("--engine", help="the same vLLM, if it is on this host and no agent follows the channel")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds that a sync waits for engines")
     parser.add_argument("--output", type=Path, default=Path("checkpoints"), help="training resumes from what is there")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--save-every", type=int, default=20)
@@ -70,7 +71,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    transfer = WeightcastTransfer(given.channel, engine=given.engine)
+    transfer = WeightcastTransfer(given.channel, engine=given.engine, patience=given.patience)
     trainer = AsyncGRPOTrainer(
         model=given.model,
         reward_funcs=vowels,

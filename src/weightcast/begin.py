@@ -114,6 +114,14 @@ def new_writer() -> str:
     return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
+def channel_in(store: Store) -> Chain | None:
+    """The channel in a store, if there is one."""
+    try:
+        return Chain.open(store)
+    except ChannelError:
+        return None
+
+
 def open_for_writing(channel: str | Path | Store, table: TensorTable, writer: str) -> Chain:
     """The channel, once it is sure that its store can fence writers off as it should, and that the table is its own."""
     chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)

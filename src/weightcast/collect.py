@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -75,6 +75,7 @@ def take_stock(chain: Chain, now: float) -> tuple[Inventory, dict[str, int]]:
     for edge, sizes, age in _anchors(chain, now):
         if edge.key + RECORD not in sizes or _is_whole(chain, edge, sizes):
             stock.sort(edge, sizes, age)
+            stock.references |= {edge.key} if _is_reference(edge.key, sizes) else set()
     for listed in chain.store.list(PROBES):
         stock.orphan({listed.key: listed.size}, now - listed.modified)
     replicas = tuple((beat.position.version, now - when) for beat, when in heartbeats(chain))
@@ -105,6 +106,7 @@ class _Stock:
     ways: list[Kept] = field(default_factory=list)
     spent: list[Kept] = field(default_factory=list)
     orphans: list[tuple[str, float]] = field(default_factory=list)
+    references: set[str] = field(default_factory=set)
 
     def sort(self, edge: Edge, sizes: dict[str, int], age: float) -> None:
         if edge.result > self.newest:
@@ -125,7 +127,7 @@ class _Stock:
 
     def inventory(self, pinned: frozenset[int], replicas: tuple[tuple[int, float], ...]) -> Inventory:
         ways, spent, orphans = tuple(self.ways), tuple(self.spent), tuple(self.orphans)
-        return Inventory(self.newest, self.ages, ways, orphans, pinned, replicas, spent)
+        return Inventory(self.newest, self.ages, ways, orphans, pinned, replicas, frozenset(self.references), spent)
 
 
 def _fits(manifest: Manifest, edge: Edge) -> bool:
@@ -163,8 +165,14 @@ def _anchors(chain: Chain, now: float) -> Iterator[tuple[Edge, dict[str, int], f
     for folder, files in folders.items():
         sizes = {listed.key: listed.size for listed in files}
         at = places[folder]
-        edge = Edge(None, at.version, sum(sizes.values()), folder, at.digest)
+        nbytes = chain.channel.table.nbytes if _is_reference(folder, sizes) else sum(sizes.values())
+        edge = Edge(None, at.version, nbytes, folder, at.digest)
         yield edge, sizes, now - max(listed.modified for listed in files)
+
+
+def _is_reference(folder: str, sizes: Collection[str]) -> bool:
+    """Whether an anchor has nothing but its record here."""
+    return set(sizes) == {folder + RECORD}
 
 
 def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collected:

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 from weightcast.chain import Chain, read_record
-from weightcast.errors import MissingError
+from weightcast.errors import FormatError, MissingError
 from weightcast.keys import (
     ANCHORS,
     DELTAS,
@@ -67,7 +67,7 @@ def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:
     """Each replica's last word, and when the store got it."""
     found = []
     for listed in chain.store.list(REPLICAS):
-        with suppress(MissingError):
+        with suppress(MissingError, FormatError):
             beat = readable(read_record(chain.store, listed.key), heartbeat_from_json)
             if beat is not None:
                 found.append((beat, listed.modified))

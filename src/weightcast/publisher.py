@@ -12,14 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeGuard, cast
 
-from weightcast.begin import announce, init, new_writer, open_for_writing
+from weightcast.begin import announce, channel_in, init, new_writer, open_for_writing
 from weightcast.bits import Copies, TensorTable, Weights, refuse_no_weights
 from weightcast.chain import Chain
 from weightcast.checkpoint import SINGLE, save
 from weightcast.codec.ranks import Ranks
 from weightcast.detect import Detector, Look, Shadowed, settle
 from weightcast.digest import Fingerprint, fingerprint
-from weightcast.errors import BaseError, ChannelError, SpaceError, StoreError, UsageError, WeightcastError
+from weightcast.errors import (
+    BaseError,
+    ChannelError,
+    SpaceError,
+    StoreError,
+    UnreachableError,
+    UsageError,
+    WeightcastError,
+)
 from weightcast.files import scratch
 from weightcast.keys import Position, check_name
 from weightcast.manifest import Manifest
@@ -184,7 +192,9 @@ class Publisher:
                 staged = subscriber.poll()
                 if staged is not None:
                     subscriber.apply(staged)
-        except ChannelError:
+        except ChannelError as error:
+            if isinstance(error.__cause__, UnreachableError):  # what cannot be had now may be had in a minute
+                raise
             return self._publish_anchor(now, head.position.version + 1)
         standing = Fingerprint(state.table, staged.standing.digests) if staged else self._standing
         found = settle(standing, Shadowed(state, self._codec == "banded", self._workers).look(now))
@@ -431,14 +441,6 @@ class Publisher:
 def _is_module(weights: object) -> TypeGuard[torch.nn.Module]:
     """Without importing torch, which may not be here."""
     return hasattr(weights, "named_parameters")
-
-
-def channel_in(store: Store) -> Chain | None:
-    """The channel in a store, if there is one."""
-    try:
-        return Chain.open(store)
-    except ChannelError:
-        return None
 
 
 def _fail(jobs: Sequence[_Job | _Seen | None], error: BaseException) -> None:

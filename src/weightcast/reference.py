@@ -77,6 +77,7 @@ def _place(source: Path, target: Path, linked: bool) -> None:
         with suppress(OSError):  # another disk, or one without links
             os.link(source, target)
             return
+        require_space(target.parent, source.stat().st_size)
     shutil.copyfile(source, target)
     with target.open("rb") as file:
         os.fsync(file.fileno())

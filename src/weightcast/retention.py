@@ -41,6 +41,8 @@ class Inventory:
     pins: frozenset[int]
     replicas: tuple[tuple[int, float], ...]
     """Version of each replica, and how long ago it said so."""
+    references: frozenset[str] = frozenset()
+    """Keys of anchors that are checkpoints elsewhere: not everyone can begin there."""
     spent: tuple[Kept, ...] = ()
     """Deltas whose manifest is gone: ways no more, though somebody who read it just before may still fetch one."""
 
@@ -71,14 +73,16 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     edges = [kept.edge for kept in inventory.edges]
     needed = {edge.key for edge in edges if edge.base is not None and edge.base >= oldest}
     versions = {version for version in inventory.manifests if version >= oldest}
-    newest_anchor = max((edge.result for edge in edges if edge.base is None), default=0)
-    needed |= {edge.key for edge in edges if edge.base is None and edge.result == newest_anchor}
+    held = [edge for edge in edges if edge.key not in inventory.references]
+    anchors = [edge for edge in held if edge.base is None] or [edge for edge in edges if edge.base is None]
+    newest_anchor = max((edge.result for edge in anchors), default=0)
+    needed |= {edge.key for edge in anchors if edge.result == newest_anchor}
     versions |= {newest_anchor}
     wanted, there = {inventory.head} | inventory.pins, set[int]()
     for goal in (oldest, *sorted(wanted), *sorted(versions)):
         if goal in there and goal not in wanted:
             continue
-        route = cheapest_route(edges, None, goal)
+        route = cheapest_route(held, None, goal) or cheapest_route(edges, None, goal)
         if route is None:
             # Something is missing already: what is left may be all there is to mend it with.
             return Garbage((), (), _old(inventory, policy))

@@ -260,7 +260,7 @@ class Subscriber:
                 return route
         route = self._route_from_elsewhere(goal, avoid)
         if route is None:
-            raise self._no_way(start, goal, trouble)
+            raise self._no_way(start, goal, trouble) from trouble
         return route
 
     def _route_from_elsewhere(self, goal: int, avoid: set[str]) -> Route | None:

@@ -46,8 +46,15 @@ def verify(chain: Chain) -> Iterator[Finding]:
     if manifests:
         head = max(manifests)
         ways = [edge for edge in chain.edges(None, head) if _is_way(edge, manifests)]
-        if head not in reachable(ways) and not chain.references():
+        if head not in reachable(ways) and head not in reachable(_from_elsewhere(chain, manifests, head)):
             yield Finding(manifest_key(head), "no way leads from any anchor to the head")
+
+
+def _from_elsewhere(chain: Chain, manifests: dict[int, Manifest], head: int) -> list[Edge]:
+    """The ways that begin at a checkpoint which the channel only names."""
+    named = chain.reference_edges()
+    first = min((edge.result for edge in named), default=head)
+    return [*named, *(edge for edge in chain.edges(first, head) if _is_way(edge, manifests))]
 
 
 def _is_way(edge: Edge, manifests: dict[int, Manifest]) -> bool:

@@ -20,11 +20,11 @@ import hub
 import pytest
 import rgw
 import trl
-from engines import Engine, free_port, serving
+from engines import START_SECONDS, Engine, free_port, serving
 from world import Attached
 
 STEPS = 5
-PATIENCE = 150.0
+PATIENCE = START_SECONDS + 60.0
 LR = "1e-4"
 ENGINE = (
     *("--middleware", "weightcast.engines.versions.WeightVersions", "--middleware", "recorded.Recorded"),
@@ -39,7 +39,18 @@ class Training:
     def __init__(self, model: Path, channel: str, engine: str, output: Path, environment: Mapping[str, str]):
         command = [sys.executable, str(Path(__file__).parent / "trl_on_cpu.py"), "--model", str(model)]
         command += ["--channel", channel, "--vllm", engine, "--output", str(output), "--steps", str(STEPS)]
-        command += ["--save-every", "1", "--generations", "4", "--tokens", "16", "--lr", LR]
+        command += [
+            "--save-every",
+            "1",
+            "--generations",
+            "4",
+            "--tokens",
+            "16",
+            "--lr",
+            LR,
+            "--patience",
+            str(START_SECONDS),
+        ]
         self.log = output.with_suffix(".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

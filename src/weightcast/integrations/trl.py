@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from weightcast.begin import channel_in
 from weightcast.bits import Copies, Weights
 from weightcast.chain import Chain
 from weightcast.engines.agent import Agent, default_mirror
@@ -28,7 +29,7 @@ from weightcast.errors import EngineError, UsageError, WeightcastError
 from weightcast.keys import Position
 from weightcast.manifest import Manifest
 from weightcast.policy import Pinned
-from weightcast.publisher import Publisher, channel_in
+from weightcast.publisher import Publisher
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.subscriber import Subscriber
@@ -40,6 +41,12 @@ _log = logging.getLogger("weightcast")
 
 _HEAD = "lm_head.weight"
 _NOBODY = "no engine follows the channel"
+
+_JOINING = 600.0
+"""Seconds that the first sync waits at least: an engine that joins may have a whole model to fetch."""
+
+_SOON = 5.0
+"""Seconds after which whoever started a trainer is told what it waits for."""
 
 _LOOK_AGAIN = 0.05, 2.0
 """Seconds between two looks for engines that are to be live: the first, and the longest."""
@@ -105,8 +112,9 @@ class WeightcastTransfer:
 
     `send_weights` comes back once the new version is live, so that TRL's count of versions is true for the rollouts it
     starts from then on. It waits ``patience`` seconds at most: a bucket or an engine that is away longer is named in
-    the log, training goes on, and what was published meanwhile arrives together. Only the first sync raises then,
-    since nobody was ever there. With ``patience=0`` nothing is waited for.
+    the log, training goes on, and what was published meanwhile arrives together. Only the first sync waits longer, ten
+    minutes, since an engine that joins may have a whole model to fetch, and raises then, since nobody was ever there.
+    With ``patience=0`` nothing is waited for.
     """
 
     def __init__(
@@ -130,7 +138,7 @@ class WeightcastTransfer:
         self._mirror = mirror
         self._dtype, self._patience = wire_name(dtype), patience
         self._codec, self._writer, self._threads = codec, writer, threads
-        self._opened = ExitStack()
+        self._opened, self._driving = ExitStack(), ExitStack()
         self._received: Streamed | None = None
         self._publisher: Publisher | None = None
         self._followers: Followers | None = None
@@ -165,8 +173,9 @@ class WeightcastTransfer:
             began = time.monotonic()  # however long it takes to upload a whole model
         else:
             sent = self._publish(began + self._patience, clock)
+        patience = max(self._patience, _JOINING) if first and self._patience else self._patience
         with clock.phase("live"):
-            pause = self._make_live(sent, began + self._patience, first)
+            pause = self._make_live(sent, began, patience, first)
         seconds = {phase: round(value, 4) for phase, value in clock.seconds.items()}
         live = sent.is_there and pause is not None
         self.last = Sync(
@@ -182,7 +191,8 @@ class WeightcastTransfer:
         received, self._received = self._received, None
         if received is not None:
             self._publisher = self._agent = self._followers = None
-            self._opened.close()
+            with self._opened, self._driving:
+                pass
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +205,7 @@ class WeightcastTransfer:
                 tied = _tied(held, missing)
                 received.fill({name: held.read(name) for name in missing}, tied)
                 for name, other in tied.items():
-                    _log.info("%s is a copy of %s, and stays one", name, other)
+                    _log.warning("%s is a copy of %s, and stays one: TRL sends only that", name, other)
                 if frozen := len(missing) - len(tied):
                     _log.info("%s tensors of the channel are not trained, and stay as they are", frozen)
             publisher = Publisher(self._store, received, codec=self._codec, writer=self._writer, threads=self._threads)
@@ -223,53 +233,42 @@ class WeightcastTransfer:
 
     # -- live --------------------------------------------------------------------------------------------------------
 
-    def _make_live(self, sent: _Sent, deadline: float, first: bool) -> float | None:
+    def _make_live(self, sent: _Sent, began: float, patience: float, first: bool) -> float | None:
         """Wait until a version is live; the pause that it took, or None if it took too long."""
-        if self._followers is None:
-            self._meet()
-        if (self._agent is None and self._patience == 0) or (self._patience and not sent.is_there):
+        if (self._engine is None and patience == 0) or (patience and not sent.is_there):
             return None
-        wait = _LOOK_AGAIN[0]
+        deadline, wait, told = began + patience, _LOOK_AGAIN[0], False
         while True:
             cause = None
             try:
-                pause, trouble = self._drive(sent.position) if self._agent is not None else self._look(sent.position)
+                pause, trouble = self._look(sent.position)
             except WeightcastError as error:  # whatever ails an engine or its mirror: training need not end of it
                 pause, trouble, cause = None, str(error), error
             if pause is not None:
                 return pause
             if time.monotonic() >= deadline:
                 break
+            if first and not told and time.monotonic() >= began + _SOON:
+                told = True
+                _log.warning("waiting for version %s to be live: %s", sent.position.version, trouble)
             time.sleep(min(wait, max(0.0, deadline - time.monotonic())))
             wait = min(1.5 * wait, _LOOK_AGAIN[1])
-        problem = f"version {sent.position.version} is not live after {self._patience:g} s: {trouble}"
+        problem = f"version {sent.position.version} is not live after {patience:g} s: {trouble}"
         if first:
             url = self._engine.url if self._engine else self._store.url
             raise EngineError(problem, url=url, hint=self._remedy(trouble)) from cause
         _log.warning("%s; training goes on", problem)
         return None
 
-    def _meet(self) -> None:
-        """Find out who brings versions into the engine."""
-        assert self._chain is not None
-        self._followers = Followers(self._chain)
-        if self._engine is None or self._followers.now():
-            return
-        mirror = self._mirror or default_mirror(self._chain.channel)
-        self._agent = self._opened.enter_context(Agent(self._store, self._engine, mirror))
-        _log.info("nobody follows %s: this trainer updates %s itself", self._store.url, self._engine.url)
-
-    def _drive(self, position: Position) -> tuple[float | None, str]:
-        assert self._agent is not None
-        self._agent.step()
-        at, last = self._agent.position, self._agent.last
-        if at is None or at.version < position.version:
-            return None, f"the engine stands at {at}"
-        return last.pause if last is not None else 0.0, ""
-
     def _look(self, position: Position) -> tuple[float | None, str]:
-        assert self._followers is not None
+        """The pause that brought engines there, or None and what prevents it. An engine that nobody feeds is fed."""
+        assert self._chain is not None
+        self._followers = self._followers or Followers(self._chain)
         engines = self._followers.now()
+        if not engines and self._engine is not None:
+            return self._drive(self._engine, position)
+        if self._agent is not None:
+            self._step_aside()
         late = [beat for beat in engines if beat.position != position]  # a channel that was reset has had the number
         if engines and not late:
             return max(beat.pause or 0.0 for beat in engines), ""
@@ -277,6 +276,25 @@ class WeightcastTransfer:
             return None, _NOBODY
         told = (f"{beat.replica} stands at {beat.position.version}{_why(beat.error)}" for beat in late)
         return None, ", ".join(told)
+
+    def _drive(self, engine: Engine, position: Position) -> tuple[float | None, str]:
+        """Be the agent that is missing."""
+        if self._agent is None:
+            assert self._chain is not None
+            mirror = self._mirror or default_mirror(self._chain.channel)
+            self._agent = self._driving.enter_context(Agent(self._store, engine, mirror))
+            _log.info("nobody follows %s: this trainer updates %s itself", self._store.url, engine.url)
+        self._agent.step()
+        at, last = self._agent.position, self._agent.last
+        if at is None or at.version < position.version:
+            return None, f"the engine stands at {at}"
+        return last.pause if last is not None else 0.0, ""
+
+    def _step_aside(self) -> None:
+        """Somebody else follows now: two who update one engine would be in each other's way."""
+        self._agent = None
+        self._driving.close()
+        _log.info("an agent follows %s now: this trainer no longer updates the engine itself", self._store.url)
 
     def _remedy(self, trouble: str) -> str:
         if self._agent is not None:

@@ -203,7 +203,7 @@ def asking(verb: str, url: str, key: str | None = None) -> Iterator[None]:
         yield
     except WeightcastError:
         raise
-    except (OSError, RuntimeError, ValueError, KeyError, httpx2.HTTPError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, httpx2.HTTPError) as error:
         raise translated(error, verb, url, key) from None
     finally:
         _here.asking = False
@@ -229,7 +229,7 @@ def _connect(report: Report) -> HfApi:
 
     class Telling(plain):  # type: ignore[misc]
         def _batch_bucket_files(self, *arguments: Any, **options: Any) -> None:
-            super()._batch_bucket_files(*arguments, **options, _progress=_Progress(report))
+            super()._batch_bucket_files(*arguments, **options | {"_progress": _Progress(report)})
 
     inner = getattr(plain, "_batch_bucket_files", _connect)
     kind = Telling if "_progress" in signature(inner).parameters else plain

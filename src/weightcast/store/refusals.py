@@ -99,6 +99,7 @@ def _silence(error: Exception) -> tuple[type[StoreError], str, str | None]:
             return UnreachableError, problem, hint
     if name.endswith("Timeout"):
         return UnreachableError, "the Hub did not answer in time", "Check the link and the proxy."
-    if isinstance(error, ConnectionError) or not isinstance(error, (OSError, RuntimeError, ValueError, KeyError)):
+    others = OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError
+    if isinstance(error, ConnectionError) or not isinstance(error, others):
         return UnreachableError, "the connection to the Hub broke", "Try again."
     return StoreError, f"the Hub's answer is not understood ({name})", "Check HF_ENDPOINT, and update huggingface_hub."
