@@ -480,7 +480,7 @@ def test_show_reads_tables_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             asked.append(len(data) if key.startswith("deltas/") else 0)
             return data
 
-    monkeypatch.setattr("weightcast.cli.console.open_store", lambda url: Counting(open_store(url)))
+    monkeypatch.setattr("weightcast.cli.console.open_store", lambda url, _: Counting(open_store(url)))
     assert facts("show", url, 1)["bytes"] > 60_000
     assert 0 < sum(asked) < 17_000
 

@@ -86,7 +86,9 @@ class Update:
 
 
 @dataclass
-class _Clock:
+class Clock:
+    """Adds up seconds by phase."""
+
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -160,7 +162,7 @@ class Agent:
 
     def step(self) -> Update | None:
         """Bring mirror and engine to the version that the policy wants; None if they are there."""
-        clock = _Clock()
+        clock = Clock()
         staged, outage, met, away = None, None, None, None
         try:
             met = self._meet(clock)
@@ -179,7 +181,7 @@ class Agent:
             raise away
         return update
 
-    def _follow_mirror(self, met: Met | None, staged: Staged | None, clock: _Clock) -> Update | None:
+    def _follow_mirror(self, met: Met | None, staged: Staged | None, clock: Clock) -> Update | None:
         try:
             ready = self._stage_patches(met, staged, clock) if met and staged else None
         finally:
@@ -199,7 +201,7 @@ class Agent:
         self.position, self._proven = target, met.instances
         return update
 
-    def _meet(self, clock: _Clock) -> Met:
+    def _meet(self, clock: Clock) -> Met:
         met = meet(self.engine, self._table, self._met)
         if not met.learned:
             with clock.phase("learn"):
@@ -214,7 +216,7 @@ class Agent:
         self.position, self._met = met.position, met
         return replace(met, position=None) if self._prove and met.instances != self._proven else met
 
-    def _recognise(self, met: Met, standing: Fingerprint, target: Position, clock: _Clock) -> Met:
+    def _recognise(self, met: Met, standing: Fingerprint, target: Position, clock: Clock) -> Met:
         """Find out by live digests which version an engine is that does not say so, and which layouts hold."""
         with clock.phase("recognise"):
             sums = live_digests(self.engine, self._table)
@@ -246,7 +248,7 @@ class Agent:
 
     # -- stage -------------------------------------------------------------------------------------------------------
 
-    def _stage_patches(self, met: Met, staged: Staged, clock: _Clock) -> _Ready | None:
+    def _stage_patches(self, met: Met, staged: Staged, clock: Clock) -> _Ready | None:
         """Have the workers prepare what was fetched, if the engine stands where it begins."""
         if met.position is None or met.changing or met.position != staged.start or staged.folder is not None:
             return None
@@ -266,7 +268,7 @@ class Agent:
         assert standing is not None
         return standing.digests
 
-    def _stage_weights(self, met: Met, standing: Fingerprint, clock: _Clock) -> _Ready:
+    def _stage_weights(self, met: Met, standing: Fingerprint, clock: Clock) -> _Ready:
         """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
         reload = self._whole_layers({spec.name for spec in self._table} - met.trusted - met.absent)
         names = sorted(met.trusted - set(reload))
@@ -294,7 +296,7 @@ class Agent:
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
-    def _bring(self, met: Met, ready: _Ready | None, target: Position, standing: Fingerprint, clock: _Clock) -> Update:
+    def _bring(self, met: Met, ready: _Ready | None, target: Position, standing: Fingerprint, clock: Clock) -> Update:
         if ready is None:
             try:
                 ready = self._stage_weights(met, standing, clock)
@@ -319,7 +321,7 @@ class Agent:
         told = ready.told
         return Update(target, told.changed, told.nbytes, len(ready.reload), unproven, clock.seconds)
 
-    def _write(self, ready: _Ready, target: Position, standing: Fingerprint, clock: _Clock) -> tuple[str, ...] | None:
+    def _write(self, ready: _Ready, target: Position, standing: Fingerprint, clock: Clock) -> tuple[str, ...] | None:
         """Pause and write; the tensors that cannot be proven, or None if it failed. The engine is paused behind it."""
         info = {"job": ready.job, "position": position_json(target), "mirror": self._source(), "reload": ready.reload}
         with clock.phase("pause"):

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from weightcast.begin import channel_in
 from weightcast.bits import Copies, Weights
 from weightcast.chain import Chain
-from weightcast.engines.agent import Agent, default_mirror
+from weightcast.engines.agent import Agent, Clock, default_mirror
 from weightcast.engines.client import Engine, HttpEngine
 from weightcast.engines.followers import Followers
 from weightcast.errors import EngineError, UsageError, WeightcastError
@@ -76,19 +76,6 @@ class Sync:
         paused = "not live yet" if self.pause is None else f"paused {1000 * self.pause:.1f} ms"
         share = f"{self.nbytes:,} of {self.broadcast:,} bytes"
         return f"version {self.version}: {self.changed:,} changed, {share}, {paused}; seconds: {phases}"
-
-
-@dataclass
-class _Clock:
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = time.monotonic() - began
 
 
 @dataclass(frozen=True)
@@ -164,7 +151,7 @@ class WeightcastTransfer:
         if self._received is None:
             hint = "TRL's trainer does it when training begins, but only once: to train again, make another trainer."
             raise UsageError("init_weight_transfer was not called", hint=hint)
-        clock = _Clock()
+        clock = Clock()
         with clock.phase("take"):
             broadcast = self._received.take(iterator)
         first, began = self._publisher is None, time.monotonic()
@@ -196,7 +183,7 @@ class WeightcastTransfer:
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, received: Streamed, clock: _Clock) -> _Sent:
+    def _begin(self, received: Streamed, clock: Clock) -> _Sent:
         """Take up the channel where it is, or begin it."""
         with clock.phase("upload"):
             before = self._chain.head() if self._chain is not None else None
@@ -216,7 +203,7 @@ class WeightcastTransfer:
             return _Sent(head.position)
         return _Sent(head.position, head.changed, received.table.nbytes if head.base is None else head.object.size)
 
-    def _publish(self, deadline: float, clock: _Clock) -> _Sent:
+    def _publish(self, deadline: float, clock: Clock) -> _Sent:
         """Wait for the commit that has these weights, but not longer than anyone would."""
         assert self._publisher is not None
         with clock.phase("detect"):
