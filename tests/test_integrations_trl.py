@@ -917,6 +917,18 @@ def test_an_engine_whose_agent_is_gone_is_taken_over_and_given_back(
     must_be_live(engine, store, 3)
 
 
+def test_a_mirror_of_nobodys_choice_is_made_in_a_home_that_is_empty(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    store, weights = Bucket(), weights_of(SHAPES)
+    wc.init(store, weights)
+    engine = Local(weights)
+    transfer = begun(opened(store, engine=engine, dtype=None), stream(weights))
+    assert sync(transfer, stream(changed(weights, 0.05, 1))).live
+    must_be_live(engine, store, 1)
+
+
 def test_the_word_of_an_agent_that_was_killed_is_not_taken_for_ever(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,8 +61,10 @@ _log = logging.getLogger("weightcast")
 
 
 def default_mirror(channel: Channel) -> Path:
-    """Where a host keeps a channel's weights if nobody says otherwise."""
-    return Path.home() / ".cache" / "weightcast" / channel.id
+    """Where a host keeps a channel's weights if nobody says otherwise; the folder above it is there."""
+    above = Path.home() / ".cache" / "weightcast"
+    above.mkdir(parents=True, exist_ok=True)
+    return above / channel.id
 
 
 @dataclass(frozen=True)
