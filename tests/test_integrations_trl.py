@@ -921,6 +921,7 @@ def test_a_mirror_of_nobodys_choice_is_made_in_a_home_that_is_empty(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     store, weights = Bucket(), weights_of(SHAPES)
     wc.init(store, weights)
     engine = Local(weights)

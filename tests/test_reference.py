@@ -252,13 +252,19 @@ def test_how_far_a_download_is_is_told(hugging_face: hub.Hub, tmp_path: Path) ->
     assert told[-1] == ("download", size, size)
 
 
-def test_a_way_that_is_broken_is_found_though_it_begins_elsewhere(url: str) -> None:
+def begun_elsewhere(url: str) -> wc.Arrays:
+    """A channel that begins at a model of the Hub and has three versions more; what it ends with."""
     wc.init(url, Reference("tester/model", "main"))
     model = small_model()
     with wc.Publisher(url, model) as publisher:
         for step in (1, 2, 3):
             train(model, step)
             publisher.publish().result(60)
+    return model
+
+
+def test_a_way_that_is_broken_is_found_though_it_begins_elsewhere(url: str) -> None:
+    begun_elsewhere(url)
     chain = Chain.open(wc.open_store(url))
     assert list(verify(chain)) == []
     chain.store.delete(chain.manifest(2).object.key)
@@ -285,12 +291,7 @@ def test_a_hub_that_is_away_for_a_moment_is_no_reason_to_upload_the_model(
 
 
 def test_gc_over_a_channel_that_begins_elsewhere(url: str) -> None:
-    wc.init(url, Reference("tester/model", "main"))
-    model = small_model()
-    with wc.Publisher(url, model) as publisher:
-        for step in (1, 2, 3):
-            train(model, step)
-            publisher.publish().result(60)
+    model = begun_elsewhere(url)
     run("gc", url, "--window", "0s", "--grace", "0s")
     there = blank(model)
     assert pull(wc.open_store(url), there).version == 3

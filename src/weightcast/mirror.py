@@ -17,6 +17,7 @@ A kill leaves all that was written, a loss of power what was synced; the one ord
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -410,6 +411,14 @@ class Mirror:
 
     def close(self) -> None:
         self._close()
+
+
+def default_mirror(channel: str) -> Path:
+    """Where this user keeps a channel's weights if nobody says otherwise, by its id; the folder above it is made."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "weightcast"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / channel
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from weightcast.cli.console import Url, fields_of, open_chain, say, tell, warn, working
-from weightcast.engines.agent import Agent, Update, default_mirror
+from weightcast.engines.agent import Agent, Update
 from weightcast.engines.client import HttpEngine
 from weightcast.errors import CheckpointError, UsageError, VersionError, WeightcastError
+from weightcast.mirror import default_mirror
 from weightcast.policy import Every, Newest, Pinned, Policy
 from weightcast.subscriber import default_replica
 
@@ -57,7 +58,7 @@ def attach(
     """Keep a running engine at the channel's newest weights; it is paused for the writing alone."""
     with working(None, as_json) as (_, _report), ExitStack() as opened:
         chain = open_chain(url)
-        folder = mirror or default_mirror(chain.channel)
+        folder = mirror or default_mirror(chain.channel.id)
         agent = opened.enter_context(
             Agent(
                 chain.store,

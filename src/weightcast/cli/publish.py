@@ -1,6 +1,5 @@
 """`weightcast publish URL CHECKPOINT`"""
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ from weightcast import folders
 from weightcast.chain import Chain
 from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.wording import ratio, size
+from weightcast.mirror import default_mirror
 
 
 def publish(
@@ -41,19 +41,11 @@ def publish(
         began = time.monotonic()
         chain = open_chain(url, report)
         head_of(chain)
-        keeper = mirror or default_mirror(chain)
+        keeper = mirror or default_mirror(chain.channel.id)
         published = folders.publish(
             chain.store, checkpoint, keeper, step=step, codec=codec, anchor=anchor, workers=workers, report=report
         )
         _print(chain, published, time.monotonic() - began, as_json)
-
-
-def default_mirror(chain: Chain) -> Path:
-    """A folder of this user's cache for a channel."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    folder = (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "weightcast"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / chain.channel.id
 
 
 def _print(chain: Chain, published: folders.Published, seconds: float, as_json: bool) -> None:

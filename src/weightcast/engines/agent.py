@@ -47,7 +47,7 @@ from weightcast.errors import (
 )
 from weightcast.holder import Staged
 from weightcast.keys import Position
-from weightcast.manifest import Channel, Heartbeat, position_json
+from weightcast.manifest import Heartbeat, position_json
 from weightcast.mirror import Mirror
 from weightcast.notes import beat, fall_silent
 from weightcast.policy import Pinned, Policy
@@ -58,13 +58,6 @@ _BEAT_EVERY = 30.0
 _MIXED = "updating"
 """The version of an engine that holds none."""
 _log = logging.getLogger("weightcast")
-
-
-def default_mirror(channel: Channel) -> Path:
-    """Where a host keeps a channel's weights if nobody says otherwise; the folder above it is there."""
-    above = Path.home() / ".cache" / "weightcast"
-    above.mkdir(parents=True, exist_ok=True)
-    return above / channel.id
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,13 @@ import torch
 from weightcast.begin import channel_in
 from weightcast.bits import Copies, Weights
 from weightcast.chain import Chain
-from weightcast.engines.agent import Agent, Clock, default_mirror
+from weightcast.engines.agent import Agent, Clock
 from weightcast.engines.client import Engine, HttpEngine
 from weightcast.engines.followers import Followers
 from weightcast.errors import EngineError, UsageError, WeightcastError
 from weightcast.keys import Position
 from weightcast.manifest import Manifest
+from weightcast.mirror import default_mirror
 from weightcast.policy import Pinned
 from weightcast.publisher import Publisher
 from weightcast.store import open_store
@@ -268,7 +269,7 @@ class WeightcastTransfer:
         """Be the agent that is missing."""
         if self._agent is None:
             assert self._chain is not None
-            mirror = self._mirror or default_mirror(self._chain.channel)
+            mirror = self._mirror or default_mirror(self._chain.channel.id)
             self._agent = self._driving.enter_context(Agent(self._store, engine, mirror))
             _log.info("nobody follows %s: this trainer updates %s itself", self._store.url, engine.url)
         self._agent.step()
