@@ -1216,25 +1216,26 @@ def test_a_bucket_that_is_away_once_all_is_uploaded_costs_a_warning(
     holds(store, tensors)
 
 
-def test_the_end_sends_what_was_not_sent(opened: Opened) -> None:
+def unsent(opened: Opened) -> tuple[Attended, dict[str, Any], WeightcastTransfer]:
+    """A bucket that is away, and what it was to get."""
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
     transfer._patience = 0.1
     store.away = True
     step(tensors, 1)
     sync(transfer, tensors)
+    return store, tensors, transfer
+
+
+def test_the_end_sends_what_was_not_sent(opened: Opened) -> None:
+    store, tensors, transfer = unsent(opened)
     store.away = False
     transfer.destroy()
     holds(store, tensors)
 
 
 def test_the_end_says_what_could_not_be_sent_and_another_training_makes_it_good(opened: Opened) -> None:
-    store, tensors = Attended(), model()
-    transfer = begun(opened(store), tensors)
-    transfer._patience = 0.1
-    store.away = True
-    step(tensors, 1)
-    sync(transfer, tensors)
+    store, tensors, transfer = unsent(opened)
     with pytest.raises(StoreError, match="away"):
         transfer.destroy()
     transfer.destroy()
