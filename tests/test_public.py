@@ -255,9 +255,3 @@ def test_the_core_imports_neither_torch_nor_any_extra() -> None:
 
 def test_typed() -> None:
     assert (SOURCE / "py.typed").exists()
-
-
-def test_source_files_are_of_one_idea() -> None:
-    """A limit to notice, not a target."""
-    long = {path.name: lines for path in SOURCE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 450}
-    assert not long

@@ -95,6 +95,10 @@ class Heartbeat:
     error: str | None = None
     pause: float | None = None
     """Seconds that its engine stood still for the last update; None where no engine follows."""
+    instance: str = "0" * 32
+    """Random, one per process: two processes that report under one name can be told apart."""
+    ran: int | None = None
+    """The newest version for which the replica's command succeeded; None where it runs none."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,12 @@ def _natural(value: Any, what: str, limit: int = 1 << 63) -> int:
 
 def _hex(value: Any, what: str) -> str:
     _expect(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None, what)
+    return str(value)
+
+
+def _id(value: Any, what: str) -> str:
+    """32 hexadecimal digits: it becomes part of paths."""
+    _expect(isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None, what)
     return str(value)
 
 
@@ -303,8 +313,10 @@ def head_from_json(data: bytes) -> Position:
 def heartbeat_to_json(beat: Heartbeat) -> bytes:
     fields = {
         "error": beat.error,
+        "instance": beat.instance,
         "pause": None if beat.pause is None else round(beat.pause, 6),
         "position": position_json(beat.position),
+        "ran": beat.ran,
         "replica": beat.replica,
         "time": round(beat.time, 3),
     }
@@ -312,17 +324,20 @@ def heartbeat_to_json(beat: Heartbeat) -> bytes:
 
 
 def heartbeat_from_json(data: bytes) -> Heartbeat:
-    return from_json(data, "heartbeat", {"error", "pause", "position", "replica", "time"}, _heartbeat)
+    keys = {"error", "instance", "pause", "position", "ran", "replica", "time"}
+    return from_json(data, "heartbeat", keys, _heartbeat)
 
 
 def _heartbeat(fields: dict[str, Any]) -> Heartbeat:
-    error, pause = fields["error"], fields["pause"]
+    error, pause, ran = fields["error"], fields["pause"], fields["ran"]
     return Heartbeat(
         _text(fields["replica"], "a replica's name", 100),
         position_from_json(fields["position"]),
         _time(fields["time"]),
         None if error is None else _text(error, "an error", 2000),
         None if pause is None else _time(pause),
+        _id(fields["instance"], "an instance"),
+        None if ran is None else _natural(ran, "a version", MAX_VERSION + 1),
     )
 
 
