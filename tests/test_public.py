@@ -21,7 +21,9 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 READING_ORDER = [
     "errors",
+    "backoff",
     "files",
+    "companions",
     "kernels.compile",
     "kernels.lanes",
     "kernels.bitio",
@@ -179,7 +181,7 @@ def test_public_names_are_these() -> None:
         "offline", "bench", "peers", "cli", "files", "stage", "keys", "manifest", "plan", "retention", "policy",
         "store", "transfer", "chain", "notes", "holder", "folded", "mirror", "fetch", "subscriber", "publisher",
         "folders", "squash", "collect", "verify", "testing", "begin", "torch", "receipt", "engines", "layout",
-        "integrations", "reference",
+        "integrations", "reference", "companions",
     }  # fmt: skip
     assert all(getattr(wc, name).__doc__ for name in wc.__all__)
 
