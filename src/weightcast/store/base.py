@@ -90,6 +90,33 @@ def delete_all(store: Store, keys: Collection[str]) -> None:
         store.delete(key)
 
 
+@runtime_checkable
+class Littered(Protocol):
+    """A store in which an upload that was interrupted leaves bytes behind that `Store.list` does not show."""
+
+    def debris(self) -> Iterator[Listed]:
+        """Unfinished uploads, in any order; ``modified`` is when bytes were last added, by the store's own clock.
+
+        Uploads that are running are among them: only ``modified`` tells them from abandoned ones.
+        """
+        ...
+
+    def discard_debris(self, keys: Collection[str]) -> None:
+        """Remove these unfinished uploads, by the keys that `debris` gave; one that is gone is no error."""
+        ...
+
+
+def debris(store: Store) -> list[Listed]:
+    """The store's unfinished uploads, running ones included; empty for a store that keeps none or cannot list them."""
+    return list(store.debris()) if isinstance(store, Littered) else []
+
+
+def discard_debris(store: Store, keys: Collection[str]) -> None:
+    """Remove unfinished uploads that `debris` listed. One that is still running fails, and its writer is told why."""
+    if isinstance(store, Littered):
+        store.discard_debris(keys)
+
+
 _MAX_PART, _MAX_KEY = 255, 900
 """Bytes: what file systems allow, and what is left of S3's 1024 for a folder of a bucket."""
 

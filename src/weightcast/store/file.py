@@ -11,7 +11,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from weightcast.errors import (
     StoreError,
     UnreachableError,
     UnsupportedError,
+    UsageError,
     WeightcastError,
 )
 from weightcast.store.base import Data, Listed, check_key, check_prefix, check_range, is_key, open_data
@@ -102,6 +103,31 @@ class FileStore:
             except OSError as error:
                 if error.errno not in _ABSENT | {errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY}:
                     raise
+
+    def debris(self) -> Iterator[Listed]:
+        """The files of `.tmp`: one for each upload that runs or was interrupted. Its key is its path."""
+        with self._reading(None):
+            try:
+                with self._folder([_TEMPORARY]) as folder:
+                    found = _uploads(folder)
+            except FileNotFoundError:
+                if not self._root.is_dir():
+                    raise
+                return
+        for name, status in found.items():
+            yield Listed(f"{_TEMPORARY}/{name}", status.st_size, status.st_mtime)
+
+    def discard_debris(self, keys: Collection[str]) -> None:
+        names = [_debris_name(key) for key in keys]
+        with self._writing(None):
+            try:
+                with self._folder([_TEMPORARY]) as folder:
+                    for name in names:
+                        with suppress(FileNotFoundError):
+                            os.unlink(name, dir_fd=folder)
+                    os.fsync(folder)
+            except FileNotFoundError:
+                return  # no folder: no debris
 
     @contextmanager
     def _folder(self, names: Sequence[str], make: bool = False) -> Iterator[int]:
@@ -215,7 +241,7 @@ class FileStore:
             raise MissingError("the folder does not exist", url=self.url, hint=hint) from None
 
     @contextmanager
-    def _writing(self, key: str) -> Iterator[None]:
+    def _writing(self, key: str | None) -> Iterator[None]:
         try:
             yield
         except WeightcastError:
@@ -241,6 +267,25 @@ def _translated(error: OSError, url: str, key: str | None) -> WeightcastError:
         hint = "Take a file system with hard links, or an object store."
         return UnsupportedError(f"the file system cannot do it: {error.strerror}", url=url, key=key, hint=hint)
     return StoreError(f"the file system fails: {error.strerror or error}", url=url, key=key)
+
+
+def _uploads(folder: int) -> dict[str, os.stat_result]:
+    """Uploads in `.tmp`, running and abandoned ones; hidden names are the file system's own."""
+    found = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # finished meanwhile
+                if is_key(entry.name) and entry.is_file(follow_symlinks=False):
+                    found[entry.name] = entry.stat(follow_symlinks=False)
+    return found
+
+
+def _debris_name(key: str) -> str:
+    """The name in `.tmp` of an unfinished upload."""
+    folder, _, name = key.rpartition("/")
+    if folder != _TEMPORARY or not is_key(name):
+        raise UsageError(f"not the key of an unfinished upload: {key[:100]!r}", hint="Take the keys from `debris`.")
+    return name
 
 
 def _open_folder(name: str, parent: int, make: bool) -> int:

@@ -11,7 +11,17 @@ from itertools import islice
 from typing import TypeVar
 
 from weightcast.errors import UnreachableError
-from weightcast.store.base import Batching, Data, Listed, Store, Told, check_prefix, size_of
+from weightcast.store.base import (
+    Batching,
+    Data,
+    Listed,
+    Store,
+    Told,
+    check_prefix,
+    debris,
+    discard_debris,
+    size_of,
+)
 from weightcast.store.calls import begin
 
 R = TypeVar("R")
@@ -93,6 +103,15 @@ class Patient:
         while left:
             some, left = left[:_MOST_DELETED], left[_MOST_DELETED:]
             self._try(partial(store.delete_all, some), 0, None)
+
+    def debris(self) -> Iterator[Listed]:
+        return iter(self._try(lambda: debris(self.store), 0, None))
+
+    def discard_debris(self, keys: Collection[str]) -> None:
+        left = list(keys)
+        while left:
+            some, left = left[:_MOST_DELETED], left[_MOST_DELETED:]
+            self._try(partial(discard_debris, self.store, some), 0, None)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
         """Page by page; another attempt begins a new listing behind the last key that was given out."""
