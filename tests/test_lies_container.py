@@ -82,7 +82,7 @@ def test_bytes_behind_the_end(world: World, codec: str) -> None:
     ids=["zip", "pickle", "gzip", "text"],
 )
 def test_not_safetensors(world: World, file: bytes) -> None:
-    world.refuses(file, FormatError, "over the limit|ends within its header|no JSON")
+    world.refuses(file, FormatError, "no safetensors file|no JSON")
 
 
 def test_html_where_a_patch_should_be(world: World) -> None:
@@ -140,14 +140,20 @@ def test_deeply_nested_json(world: World) -> None:
         world.refuses(lie, FormatError, "is no JSON")
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.0, 8.5, 1e30, "0", None, True, [0], 1 << 70])
-def test_nan_or_float_in_offsets(world: World, number: Any) -> None:
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("field", ["data_offsets", "shape"])
+def test_nan_or_infinity_is_no_json(world: World, field: str, number: float) -> None:
+    world.refuses(with_field(world.patch(), DIGESTS, field, [number, 1]), FormatError, "the header is no JSON")
+
+
+@pytest.mark.parametrize("number", [0.0, 8.5, 1e30, "0", None, True, [0], 1 << 70])
+def test_float_in_offsets(world: World, number: Any) -> None:
     end = opened(world.patch())[0][DIGESTS]["data_offsets"][1]
     error = world.refuses(with_field(world.patch(), DIGESTS, "data_offsets", [number, end]), FormatError, "offsets are")
     assert error.tensor == DIGESTS
 
 
-@pytest.mark.parametrize("number", [float("nan"), 2.0, "2", None, True, -2, 1 << 63])
+@pytest.mark.parametrize("number", [2.0, "2", None, True, -2, 1 << 63])
 def test_impossible_number_in_shape(world: World, number: Any) -> None:
     error = world.refuses(with_field(world.patch(), DIGESTS, "shape", [number]), FormatError, "a shape is impossible")
     assert error.tensor == DIGESTS

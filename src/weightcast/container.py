@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +149,9 @@ def _open(source: Source) -> Container:
     prefix = np.empty(8, np.uint8)
     source.read_into(prefix.data, 0)
     length = int(prefix.view("<u8")[0])
+    if (length > MAX_HEADER or 8 + length > source.size) and not _opens_a_header(source):
+        hint = "Name a .safetensors file; if it is one, its first bytes are damaged: copy or download it again."
+        raise FormatError("this is no safetensors file", hint=hint)
     if length > MAX_HEADER:
         raise FormatError(f"the header says it has {length} bytes, over the limit of {MAX_HEADER}")
     if 8 + length > source.size:
@@ -175,23 +178,51 @@ def _open(source: Source) -> Container:
     return Container(source, metadata, entries, 8 + length)
 
 
+def _opens_a_header(source: Source) -> bool:
+    """Whether a JSON object begins behind the length, as in every safetensors file; a file cut there may have been one.
+
+    The first eight bytes of any other file read as some length, mostly an absurd one, which says nothing to people.
+    """
+    if source.size == 8:
+        return True
+    first = np.empty(1, np.uint8)
+    source.read_into(first.data, 8)
+    return first.tobytes() == b"{"
+
+
 def parse_json(data: bytes, what: str) -> Any:
-    """JSON from outside: UTF-8, no key twice, no half characters, no depth that exhausts the stack."""
+    """JSON from outside, which holds only what can be worked with; `FormatError` for anything else.
+
+    UTF-8, no key twice, no half characters, finite numbers, no depth that exhausts the stack.
+    """
 
     def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
             raise FormatError(f"the {what} has a key twice")
-        for text in (text for pair in pairs for text in pair if isinstance(text, str)):
-            text.encode()
         return found
 
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=checked)
+        found = json.loads(
+            data.decode("utf-8"), object_pairs_hook=checked, parse_float=_finite, parse_constant=_no_number
+        )
+        if b"\\u" in data:
+            # Only an escape can bring half a pair past the decoder. Writing the values out finds it anywhere in them.
+            json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise FormatError(f"the {what} has half a surrogate pair for a character") from None
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the {what} is no JSON: {error}") from None
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:20]} is no number")
 
 
 def _entry(name: str, fields: Any) -> Entry:
