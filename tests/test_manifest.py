@@ -52,10 +52,11 @@ A, B = "a" * 64, "b" * 64
 POSITION, BASE = Position(41, A), Position(40, B)
 DELTA = ObjectRef(delta_key(POSITION, B), 1234, B)
 FOLDER = anchor_folder(POSITION, B)
-MANIFEST = Manifest("c0ffee", POSITION, BASE, DELTA, "banded", 77, 12, 1.5, "trainer")
-ANCHORED = Manifest("c0ffee", POSITION, None, ObjectRef(f"{FOLDER}anchor.json", 9, B), None, 5, None, 1.5, "trainer")
-ANCHOR = Anchor("c0ffee", POSITION, (ObjectRef(f"{FOLDER}model.safetensors", 10, A),))
-CHANNEL = Channel("c0ffee", TensorTable.of([TensorSpec("w", "BF16", (2, 3))], {"tied": "w"}))
+ID = "c0ffee" + 26 * "0"
+MANIFEST = Manifest(ID, POSITION, BASE, DELTA, "banded", 77, 12, 1.5, "trainer")
+ANCHORED = Manifest(ID, POSITION, None, ObjectRef(f"{FOLDER}anchor.json", 9, B), None, 5, None, 1.5, "trainer")
+ANCHOR = Anchor(ID, POSITION, (ObjectRef(f"{FOLDER}model.safetensors", 10, A),))
+CHANNEL = Channel(ID, TensorTable.of([TensorSpec("w", "BF16", (2, 3))], {"tied": "w"}))
 
 
 def test_names_are_those_of_the_spec() -> None:
@@ -68,7 +69,7 @@ def test_names_are_those_of_the_spec() -> None:
 
 def test_a_manifest_is_these_bytes() -> None:
     assert manifest_to_json(MANIFEST).decode() == (
-        '{"base":[40,"' + B + '"],"changed":77,"channel":"c0ffee","codec":"banded","format":1,"kind":"manifest",'
+        '{"base":[40,"' + B + '"],"changed":77,"channel":"' + ID + '","codec":"banded","format":1,"kind":"manifest",'
         '"object":["'
         + DELTA.key
         + '",1234,"'
@@ -81,7 +82,8 @@ def test_a_manifest_is_these_bytes() -> None:
 
 def test_a_channel_is_these_bytes() -> None:
     assert channel_to_json(CHANNEL).decode() == (
-        '{"aliases":{"tied":"w"},"fence":"create","format":1,"id":"c0ffee","kind":"channel","tensors":[["w","BF16",[2,3]]]}'
+        '{"aliases":{"tied":"w"},"fence":"create","format":1,"id":"' + CHANNEL.id + '","kind":"channel",'
+        '"nonce":"' + ID + '","tensors":[["w","BF16",[2,3]]]}'
     )
 
 
@@ -93,7 +95,7 @@ def test_manifests_round_trip(manifest: Manifest) -> None:
 def test_other_records_round_trip() -> None:
     assert channel_from_json(channel_to_json(CHANNEL)) == CHANNEL
     assert anchor_from_json(anchor_to_json(ANCHOR)) == ANCHOR
-    elsewhere = Anchor("c0ffee", POSITION, (), Reference("org/model", "main"))
+    elsewhere = Anchor(ID, POSITION, (), Reference("org/model", "main"))
     assert anchor_from_json(anchor_to_json(elsewhere)) == elsewhere
     assert head_from_json(head_to_json(POSITION)) == POSITION
     beat = Heartbeat("host", POSITION, 2.5, "the bucket is gone")

@@ -60,6 +60,7 @@ READING_ORDER = [
     "policy",
     "store.base",
     "store.memory",
+    "store.rename",
     "store.file",
     "store.answers",
     "store.calls",
@@ -112,6 +113,7 @@ READING_ORDER = [
     "squash",
     "collect",
     "verify",
+    "repair",
     "testing",
     "peers",
     "bench",
@@ -135,6 +137,7 @@ READING_ORDER = [
     "cli.verify",
     "cli.squash",
     "cli.gc",
+    "cli.repair",
     "cli.reset",
     "cli.status",
     "cli",
@@ -181,7 +184,7 @@ def test_public_names_are_these() -> None:
         "offline", "bench", "peers", "cli", "files", "stage", "keys", "manifest", "plan", "retention", "policy",
         "store", "transfer", "chain", "notes", "holder", "folded", "mirror", "fetch", "subscriber", "publisher",
         "folders", "squash", "collect", "verify", "testing", "begin", "torch", "receipt", "engines", "layout",
-        "integrations", "reference", "companions",
+        "integrations", "reference", "companions", "repair",
     }  # fmt: skip
     assert all(getattr(wc, name).__doc__ for name in wc.__all__)
 

@@ -7,12 +7,14 @@ import re
 import socket
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from weightcast.bits import TensorTable, Weights, refuse_no_weights
 from weightcast.chain import Chain
-from weightcast.checkpoint import Checkpoint, save
+from weightcast.checkpoint import SINGLE, Checkpoint, save
+from weightcast.companions import is_companion
 from weightcast.detect import refuse_other_table
 from weightcast.errors import ChannelError, UsageError
 from weightcast.files import Report, scratch, silent
@@ -25,9 +27,6 @@ from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.store.probe import honours_create
 from weightcast.workers import ONE, Workers
-
-_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".safetensors")
-"""The same weights once more, or an optimizer's: not what a replica needs."""
 
 
 @runtime_checkable
@@ -88,24 +87,41 @@ def _init(
 ) -> Manifest:
     chain = Chain.create(store, weights.table)
     position = Position(0, standing_of(weights, workers, report).position)
-    ref = chain.refer_anchor(position, reference) if reference else chain.put_anchor(position, files, report)
+    unchanged = weights.refuse_changed if isinstance(weights, Checkpoint) else _nothing_to_watch
+    put = partial(chain.put_anchor, position, files, report, unchanged)
+    ref = chain.refer_anchor(position, reference) if reference else put()
     manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer or new_writer())
+    unchanged()
     chain.commit(manifest)
     write_index(chain)
     return manifest
 
 
+def _nothing_to_watch() -> None:
+    """Weights in memory are the caller's own: nobody else writes to them."""
+
+
 def files_of(checkpoint: Checkpoint) -> dict[str, Path]:
-    """What goes into an anchor: the weights, and the small files beside them that loading needs."""
+    """What goes into an anchor: the weights, and the small files beside them that loading needs.
+
+    The checkpoint watches all of them from now on (`Checkpoint.refuse_changed`).
+    """
+    if not checkpoint.path.is_dir():
+        return {SINGLE: checkpoint.path}
     files = {path.name: path for path in checkpoint.files}
-    if checkpoint.path.is_dir():
-        for path in sorted(checkpoint.path.iterdir()):
-            wanted = is_plain_file(path.name) and not path.name.endswith(_OTHER_WEIGHTS)
-            if wanted and path.is_file() and not path.is_symlink():
-                files[path.name] = path
-    else:
-        files = {"model.safetensors": checkpoint.path}
+    for path in sorted(checkpoint.path.iterdir()):
+        if is_companion(path.name) and is_plain_file(path.name) and path.is_file() and not path.is_symlink():
+            checkpoint.watch(path)
+            files[path.name] = path
     return files
+
+
+def left_out(checkpoint: Checkpoint) -> list[str]:
+    """Files of a checkpoint's folder that an anchor does not take: code, pickles, other formats of the weights."""
+    if not checkpoint.path.is_dir():
+        return []
+    taken = files_of(checkpoint)
+    return sorted(path.name for path in checkpoint.path.iterdir() if path.is_file() and path.name not in taken)
 
 
 def new_writer() -> str:

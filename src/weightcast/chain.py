@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from weightcast.bits import TensorTable
+from weightcast.companions import is_wanted
 from weightcast.errors import (
     ChannelError,
     ConflictError,
@@ -25,6 +27,7 @@ from weightcast.files import Report, silent
 from weightcast.keys import (
     ANCHORS,
     CHANNEL,
+    CHANNEL_COPY,
     DELTAS,
     HEAD,
     MANIFESTS,
@@ -61,11 +64,18 @@ from weightcast.manifest import (
 from weightcast.plan import Edge
 from weightcast.store.base import Data, Store, put_all
 from weightcast.store.calls import begin
-from weightcast.store.probe import honours_create
-from weightcast.transfer import mark_of, signature_of, summary, summed
+from weightcast.store.probe import clock, honours_create
+from weightcast.transfer import mark_of, summary, summed
 
 _MOST_PROBES = 10_000
 """Versions that are looked for one by one where listings do not show them."""
+
+_RESUMABLE = 6 * 3600.0
+"""Seconds by the store's clock: a file that an interrupted upload left is counted on no longer. A collector takes what
+is older than its grace period, a day unless told otherwise, for rubbish.
+"""
+
+REPAIR = "`weightcast repair URL` restores it from an anchor."
 
 
 class Chain:
@@ -74,6 +84,8 @@ class Chain:
     def __init__(self, store: Store, channel: Channel):
         self.store = store
         self.channel = channel
+        self._mark = secrets.token_hex(8)
+        """Tells our commits from those of another process that writes under the same name."""
 
     @classmethod
     def open(cls, store: Store) -> Chain:
@@ -81,10 +93,14 @@ class Chain:
         try:
             data = read_record(store, CHANNEL)
         except MissingError as error:
+            if error.key and any(read_manifest_key(listed.key) for listed in store.list(MANIFESTS)):
+                raise FormatError(
+                    "the channel's record is missing", file=f"{store.url}/{CHANNEL}", hint=REPAIR
+                ) from None
             why, first = ("", "Check the address, or") if error.key else (f": {error.problem}", f"{error.hint} Then")
             hint = f"{first} make a channel with `weightcast init URL CHECKPOINT`."
             raise ChannelError(f"there is no channel here{why}", file=store.url, hint=hint) from None
-        with about(file=f"{store.url}/{CHANNEL}"):
+        with about(file=f"{store.url}/{CHANNEL}", hint=REPAIR):
             return cls(store, channel_from_json(data))
 
     @classmethod
@@ -242,7 +258,7 @@ class Chain:
             place = read_anchor_key(listed.key)
             if place is not None and place.name == RECORD:
                 records.append(place)
-            elif place is not None:
+            elif place is not None and place.name != CHANNEL_COPY:
                 sizes[place.folder] = sizes.get(place.folder, 0) + listed.size
         held = [Edge(None, at.version, sizes[at.folder], at.folder, at.digest) for at in records if at.folder in sizes]
         named, nbytes = [at for at in records if at.folder not in sizes], self.channel.table.nbytes
@@ -302,28 +318,40 @@ class Chain:
         self.store.put(key, data)
         return Edge(base, position.version, size, key, position.digest[:16])
 
-    def put_anchor(self, position: Position, files: Mapping[str, Path], report: Report = silent) -> ObjectRef:
-        """Upload a checkpoint and its record; what an interrupted attempt has brought there is not sent again.
+    def put_anchor(
+        self,
+        position: Position,
+        files: Mapping[str, Path],
+        report: Report = silent,
+        refuse_changed: Callable[[], None] = lambda: None,
+    ) -> ObjectRef:
+        """Upload a checkpoint and its record; what a recent, interrupted attempt has brought is not sent again.
 
-        One that is there with its record is uploaded anew, which mends it if it was damaged.
+        ``refuse_changed`` raises if the files are no longer those that ``position`` was computed from: it is asked
+        right before the record makes the anchor one. An anchor that is there with its record is uploaded anew, which
+        mends it if it was damaged.
         """
-        if RECORD in files:
-            raise UsageError(f"a file of an anchor cannot be called {RECORD}", file=str(files[RECORD]))
-        looks = {name: signature_of(path) for name, path in files.items()}
+        for name, path in files.items():
+            if not is_wanted(name) or name in (RECORD, CHANNEL_COPY):
+                raise UsageError(f"an anchor cannot hold a file called {name}", file=str(path))
         folder = anchor_folder(position, mark_of(files))
         sums = begin(partial(summed, files))  # beside the upload: only the record needs them
-        there = self._sizes(folder)
-        self._put_files(folder, files, {} if folder + RECORD in there else there, report)
+        self._put_files(folder, files, self._resumable(folder), report)
         sums.wait()
         refs = [ObjectRef(folder + name, size, sha256) for name, (sha256, size) in sorted(sums.result().items())]
-        for name, path in files.items():
-            if signature_of(path) != looks[name]:
-                hint = "Publish it again once nobody writes to it."
-                raise UsageError("the file changed while it was uploaded", file=str(path), hint=hint)
+        refuse_changed()
         record = self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
         # Without its record it was an orphan, and may have been collected if that took long; now it is none any more.
         self._put_files(folder, files, self._sizes(folder), silent)
         return record
+
+    def _resumable(self, folder: str) -> dict[str, int]:
+        """Sizes of the files in an anchor's folder that an upload may count on; what is older is sent again."""
+        there = list(self.store.list(folder))
+        if not there or any(listed.key == folder + RECORD for listed in there):
+            return {}
+        oldest = clock(self.store) - _RESUMABLE
+        return {listed.key: listed.size for listed in there if listed.modified > oldest}
 
     def _sizes(self, folder: str) -> dict[str, int]:
         return {listed.key: listed.size for listed in self.store.list(folder)}
@@ -347,6 +375,7 @@ class Chain:
 
     def _put_record(self, folder: str, anchor: Anchor) -> ObjectRef:
         data = anchor_to_json(anchor)
+        self.store.put(folder + CHANNEL_COPY, channel_to_json(self.channel))
         self.store.put(folder + RECORD, data)
         sha256, size = summary(data)
         return ObjectRef(folder + RECORD, size, sha256)
@@ -386,7 +415,8 @@ class Chain:
 
         Of two who do that at once at least one sees the other, and withdraws; both may.
         """
-        version, own = manifest.position.version, manifest_key(manifest.position.version, manifest.writer)
+        version = manifest.position.version
+        own = manifest_key(version, f"{manifest.writer}-{self._mark}")
         for write in (False, True):
             if write:
                 self.store.put(own, data)

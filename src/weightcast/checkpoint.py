@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,14 @@ def redo_path(target: Path) -> Path:
     return target / f".{REDO_SUFFIX}" if target.is_dir() else target.with_name(f".{target.name}.{REDO_SUFFIX}")
 
 
+FileIdentity = tuple[int, int, int, int, int]
+"""Device, inode, size and both times of a file: writing to it or putting another in its place changes one of them."""
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 class Checkpoint:
     """An open checkpoint. Tensors are read and written whole, into and from memory of the caller's."""
 
@@ -46,9 +55,13 @@ class Checkpoint:
             self._containers: dict[str, Container] = {}
             self._files: dict[str, FileSource] = {}
             self._home: dict[str, str] = {}
+            self._watched: dict[Path, FileIdentity] = {}
+            if (path / INDEX).exists():
+                self.watch(path / INDEX)
             for file, expected in _files_of(path).items():
                 source = FileSource(file, writable=writable)
                 opening.callback(source.close)
+                self._watched[file] = identity_of(os.fstat(source.fd))
                 container = open_container(source)
                 self._files[str(file)], self._containers[str(file)] = source, container
                 self._claim(str(file), container, expected)
@@ -80,6 +93,24 @@ class Checkpoint:
     def files(self) -> list[Path]:
         """The files that hold tensors."""
         return [Path(file) for file in self._files]
+
+    def watch(self, path: Path) -> None:
+        """Have `refuse_changed` look after another file that belongs to the checkpoint."""
+        self._watched[path] = identity_of(path.stat())
+
+    def refuse_changed(self) -> None:
+        """`CheckpointError` if a file was written to or replaced since it was opened.
+
+        Two writes within one tick of the file system's clock look like one; a save takes longer than that.
+        """
+        for path, seen in self._watched.items():
+            try:
+                now = identity_of(path.stat())
+            except OSError:
+                now = None
+            if now != seen:
+                hint = "Try again once nobody writes to it, or save each checkpoint into a folder of its own."
+                raise CheckpointError("the file was changed while it was being read", file=str(path), hint=hint)
 
     def read(self, name: str) -> Bits:
         """A tensor's bits, in memory of their own."""

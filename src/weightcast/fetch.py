@@ -12,6 +12,7 @@ from pathlib import Path
 from weightcast.bits import Weights
 from weightcast.chain import Chain
 from weightcast.checkpoint import Checkpoint
+from weightcast.companions import WEIGHTS, remove_code_references
 from weightcast.container import FileSource
 from weightcast.detect import refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digests
@@ -86,6 +87,7 @@ def stage_route(
                     folder, layers, patches = arrived.path, [], []
                     state = opened.enter_context(Checkpoint(folder, aliases=dict(chain.channel.table.aliases)))
                     refuse_other_table(chain.channel.table, state.table)
+                    _refuse_other_weights(folder, state)
                     anchor_digests = _in_order(arrived, state)
                     standing = Fingerprint(state.table, anchor_digests)
                 else:
@@ -105,6 +107,12 @@ def stage_route(
         assert standing is not None
         start, nbytes = position_of(holder), route_bytes(route)
         return Staged(start, goal.position, standing, anchor, anchor_digests, folder, tuple(patches), nbytes)
+
+
+def _refuse_other_weights(folder: Path, state: Checkpoint) -> None:
+    """`FormatError` for safetensors files that are not of the checkpoint: a tool might load them instead."""
+    for path in sorted(set(folder.glob(f"*{WEIGHTS}")) - set(state.files)):
+        raise FormatError("the anchor holds weights that are not of its checkpoint", file=path.name)
 
 
 def _in_order(arrived: _Arrived, state: Checkpoint) -> tuple[int, ...]:
@@ -276,6 +284,7 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     for path in folder.iterdir():
         if path.name not in names:
             discard(path)
+    remove_code_references(folder)
     return _Arrived(edge, folder, anchor.position, None, digests)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightcast.begin import announce, files_of, new_writer, open_for_writing
-from weightcast.bits import Weights
 from weightcast.chain import Chain
 from weightcast.checkpoint import Checkpoint
 from weightcast.container import FileSource
@@ -34,12 +33,13 @@ def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Positio
     if position is None:
         raise UsageError("the mirror holds no version", file=str(mirror.folder))
     with Checkpoint(mirror.folder, aliases=dict(mirror.table.aliases)) as checkpoint:
+        files = files_of(checkpoint)
         found = standing_of(checkpoint, report=report).position
         if found != position.digest:
             mirror.examine()
             problem = "the files were changed by somebody else"
             raise ResultError(problem, expected=position.digest, found=found, hint="Pull again, then try again.")
-        chain.put_anchor(position, files_of(checkpoint), report)
+        chain.put_anchor(position, files, report, checkpoint.refuse_changed)
     write_index(chain)
     return position
 
@@ -95,10 +95,12 @@ def _publish_anchor(
     head = chain.head()
     if head is None:
         raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
+    files = files_of(new)
     position = Position(head.position.version + 1, standing_of(new, workers, report).position)
-    ref = chain.put_anchor(position, files_of(new), report)
+    ref = chain.put_anchor(position, files, report, new.refuse_changed)
     manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer)
     announce(chain, writer)
+    new.refuse_changed()
     chain.commit(manifest)
     write_index(chain)
     return Published(manifest, new=True)
@@ -117,7 +119,7 @@ def _publish(
     chain: Chain,
     keeper: Mirror,
     head: Position,
-    new: Weights,
+    new: Checkpoint,
     step: int | None,
     codec: str,
     writer: str,
@@ -144,6 +146,7 @@ def _publish(
         ref = chain.put_delta(position, made)
         manifest = chain.draft(position, head, ref, codec, written.changed, step, writer)
         announce(chain, writer)
+        new.refuse_changed()
         chain.commit(manifest)
         keeper.take(Staged(head, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
     return manifest

@@ -12,7 +12,8 @@ MAX_VERSION = 10**12 - 1
 CHANNEL, HEAD, WRITER, INDEX = "channel.json", "head.json", "writer.json", "index.json"
 MANIFESTS, DELTAS, SQUASHES, ANCHORS = "manifests/", "deltas/", "squashes/", "anchors/"
 PINS, REPLICAS, DOOMED = "pins/", "replicas/", "doomed/"
-RECORD = "anchor.json"
+RECORD, CHANNEL_COPY = "anchor.json", "channel.json"
+"""In an anchor's folder: what it consists of, and a copy of the channel's own record to repair that from."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Position:
 
 
 def manifest_key(version: int, writer: str | None = None) -> str:
-    """The commit of a version; with the ``writer`` in it where the store cannot fence writers off."""
+    """The commit of a version; with the ``writer`` in it, made unique, where the store cannot fence writers off."""
     return f"{MANIFESTS}{version:012d}{f'-{writer}' if writer else ''}.json"
 
 
@@ -56,7 +57,7 @@ def replica_key(replica: str) -> str:
 _DELTA = re.compile(rf"{DELTAS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}\.safetensors")
 _SQUASH = re.compile(rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-f]{{64}})\.safetensors")
 _ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)")
-_MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,100}}))?\.json")
+_MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,120}}))?\.json")
 _PIN = re.compile(rf"{PINS}(\d{{12}})\.json")
 
 
@@ -106,6 +107,18 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+MAX_FILE_NAME = 200
+"""Bytes: file systems allow 255, and a file is written under a longer name first."""
+
+
 def is_plain_file(name: str) -> bool:
     """A name that can only be a file of the very folder it is put into, and hides nothing there."""
-    return 0 < len(name.encode()) <= 255 and name[0] != "." and not set(name) & set("/\\\0") and name.isprintable()
+    # A lone surrogate is not printable: it cannot be encoded, so that is asked first.
+    if not name.isprintable() or not 0 < len(name.encode()) <= MAX_FILE_NAME:
+        return False
+    return name[0] != "." and not set(name) & set("/\\")
+
+
+def is_channel_id(text: str) -> bool:
+    """Whether ``text`` is 32 hexadecimal digits: an id becomes part of paths, so nothing else may be one."""
+    return re.fullmatch("[0-9a-f]{32}", text) is not None

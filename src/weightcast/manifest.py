@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from weightcast.bits import TensorSpec, TensorTable
+from weightcast.companions import is_wanted
 from weightcast.container import MAX_ELEMENTS, MAX_RANK, parse_json
 from weightcast.errors import FormatError, UsageError, VersionError, WeightcastError
 from weightcast.keys import (
+    CHANNEL_COPY,
     MAX_VERSION,
     RECORD,
     AnchorFile,
     Position,
+    is_channel_id,
     is_plain_file,
     read_anchor_key,
     read_delta_key,
@@ -41,9 +46,15 @@ class ObjectRef:
 class Channel:
     """What never changes about a channel; ``fence`` says how a version is committed (SPEC 11.4)."""
 
-    id: str
+    nonce: str
+    """Random: two channels of one model are two channels."""
     table: TensorTable
     fence: str = "create"
+
+    @cached_property
+    def id(self) -> str:
+        """A digest of all the rest. Every manifest and every anchor carries it, so each of them covers this record."""
+        return hashlib.sha256(to_json("channel", _channel_fields(self))).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -154,13 +165,16 @@ def _hex(value: Any, what: str) -> str:
 
 
 def _id(value: Any, what: str) -> str:
-    """32 hexadecimal digits: it becomes part of paths."""
-    _expect(isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None, what)
+    _expect(isinstance(value, str) and is_channel_id(value), what)
     return str(value)
 
 
+_END_OF_TIME = 253_402_300_800
+"""The year 10000: calendars end there."""
+
+
 def _time(value: Any) -> float:
-    _expect(type(value) in (int, float) and 0 <= value < 1e12, "a time")
+    _expect(type(value) in (int, float) and 0 <= value < _END_OF_TIME, "a time")
     return float(value)
 
 
@@ -216,7 +230,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         _expect(place is not None and place.name == RECORD and _is_at(place, position), "the name of an anchor")
         _expect(fields["codec"] is None, "a codec")
     return Manifest(
-        channel=_text(fields["channel"], "a channel's id", 100),
+        channel=_id(fields["channel"], "a channel's id"),
         position=position,
         base=base,
         object=ref,
@@ -232,19 +246,22 @@ def _is_at(place: AnchorFile, position: Position) -> bool:
     return (place.version, place.digest) == (position.version, position.digest[:16])
 
 
-def channel_to_json(channel: Channel) -> bytes:
-    tensors = [[spec.name, spec.dtype, list(spec.shape)] for spec in channel.table]
-    fields = {
+def _channel_fields(channel: Channel) -> dict[str, Any]:
+    """All but the id."""
+    return {
         "aliases": dict(channel.table.aliases),
         "fence": channel.fence,
-        "id": channel.id,
-        "tensors": tensors,
+        "nonce": channel.nonce,
+        "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in channel.table],
     }
-    return to_json("channel", fields)
+
+
+def channel_to_json(channel: Channel) -> bytes:
+    return to_json("channel", {**_channel_fields(channel), "id": channel.id})
 
 
 def channel_from_json(data: bytes) -> Channel:
-    return from_json(data, "channel", {"aliases", "fence", "id", "tensors"}, _channel)
+    return from_json(data, "channel", {"aliases", "fence", "id", "nonce", "tensors"}, _channel)
 
 
 def _channel(fields: dict[str, Any]) -> Channel:
@@ -256,7 +273,10 @@ def _channel(fields: dict[str, Any]) -> Channel:
         table = TensorTable.of((_tensor(tensor) for tensor in tensors), aliases)
     except UsageError as error:
         raise FormatError(f"the table is impossible: {error}") from None
-    return Channel(_text(fields["id"], "a channel's id", 100), table, fields["fence"])
+    channel = Channel(_id(fields["nonce"], "a nonce"), table, fields["fence"])
+    if channel.id != _id(fields["id"], "a channel's id"):
+        raise FormatError("the channel's record is damaged: its id is not the digest of its content")
+    return channel
 
 
 def _tensor(value: Any) -> TensorSpec:
@@ -294,12 +314,15 @@ def _anchor(fields: dict[str, Any]) -> Anchor:
     for ref in refs:
         place = read_anchor_key(ref.key)
         _expect(place is not None and is_plain_file(place.name) and _is_at(place, position), "a file of an anchor")
+        if place is not None and (not is_wanted(place.name) or place.name in (RECORD, CHANNEL_COPY)):
+            hint = "Code and pickled files never travel with weights. Do not use this anchor."
+            raise FormatError(f"a checkpoint folder may not hold a file called {place.name}", hint=hint)
     _expect(len({ref.key for ref in refs}) == len(refs), "a list of files")
     if reference is not None:
         _expect(isinstance(reference, list) and len(reference) == 2, "a reference")
         reference = Reference(*(_text(part, "a reference") for part in reference))
     _expect((reference is None) == bool(files), "an anchor of neither files nor a reference")
-    return Anchor(_text(fields["channel"], "a channel's id", 100), position, refs, reference)
+    return Anchor(_id(fields["channel"], "a channel's id"), position, refs, reference)
 
 
 def head_to_json(position: Position) -> bytes:

@@ -38,12 +38,6 @@ def summary(data: Data) -> tuple[str, int]:
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
-def signature_of(path: Path) -> tuple[int, int]:
-    """What changes when somebody writes to a file: its size, and the time of it."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
 def summed(files: Mapping[str, Path]) -> dict[str, tuple[str, int]]:
     """SHA-256 and size of all files, two at a time."""
     with ThreadPoolExecutor(2) as pool:

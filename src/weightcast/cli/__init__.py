@@ -18,6 +18,7 @@ from weightcast.cli.pin import pin, unpin
 from weightcast.cli.plan import plan
 from weightcast.cli.publish import publish
 from weightcast.cli.pull import pull
+from weightcast.cli.repair import repair
 from weightcast.cli.reset import reset
 from weightcast.cli.show import show
 from weightcast.cli.squash import squash
@@ -34,7 +35,7 @@ app = typer.Typer(
 _PANELS = {
     "Channels: weights through a bucket": (init, publish, pull, log, show, status, plan, verify),
     "Engines": (attach,),
-    "Channels: upkeep": (squash, gc, pin, unpin, reset),
+    "Channels: upkeep": (squash, gc, pin, unpin, repair, reset),
     "Patches between checkpoints on disk": (diff, apply, inspect, digest),
 }
 for _panel, _verbs in _PANELS.items():

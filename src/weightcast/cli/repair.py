@@ -1,0 +1,16 @@
+"""`weightcast repair URL`"""
+
+from weightcast.cli.console import AsJson, Url, say, tell, working
+from weightcast.repair import repair as restore
+from weightcast.store import open_store
+
+
+def repair(url: Url, as_json: AsJson = False) -> None:
+    """Restore a channel's damaged or missing channel.json from the copy in an anchor."""
+    with working(1, as_json, kernels=False):
+        store = open_store(url)
+        source = restore(store)
+        if as_json:
+            tell({"channel": store.url, "restored_from": source})
+        else:
+            say(f"channel.json restored from {source}" if source else "channel.json is whole: nothing to repair")
