@@ -19,6 +19,9 @@ _QUICK, _LONG = 60.0, 1800.0
 _MOST = 1 << 28
 """Bytes of an answer."""
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Uses no proxy: `http_proxy` is for the web, and an engine's control plane is on this host or beside it."""
+
 
 class Engine(Protocol):
     """An engine whose workers hold the parameters. All methods raise `EngineError`."""
@@ -97,7 +100,7 @@ class HttpEngine:
         headers = {"Content-Type": "application/json"} if body is not None else {}
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
+            with _direct.open(request, timeout=timeout) as answer:
                 text = answer.read(_MOST)
         except urllib.error.HTTPError as error:
             raise self._refused(path, error) from None
