@@ -4,19 +4,23 @@
     GET /metrics                        Prometheus
     GET /wait?version=41&seconds=30     200 once the engine serves version 41 or a later one, else 503
 
-It listens on the loopback interface unless told otherwise, and elsewhere only with a token.
+It listens on the loopback interface unless told otherwise, and elsewhere only with a token. Connections, waiting
+requests, the size of a request and the time it may take to arrive are bounded: whoever exceeds a bound gets an error,
+and everybody else is served as before.
 """
 
 from __future__ import annotations
 
 import hmac
+import io
 import ipaddress
 import json
 import socket
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -25,6 +29,16 @@ from weightcast.engines.agent import Agent, Update
 from weightcast.errors import UsageError
 
 _LONGEST = 600.0
+
+_CONNECTIONS, _WAITING = 64, 32
+"""Connections at a time, and how many of them may be inside `/wait`: `/status` and `/metrics` always find a slot."""
+
+_REQUEST = 1 << 14
+"""Bytes of a request line with its headers."""
+
+_ARRIVAL = 10.0
+"""Seconds in which a request must have arrived."""
+
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -103,7 +117,8 @@ class Watch:
 class Endpoint:
     """Serves a `Watch` from a thread until it is closed."""
 
-    def __init__(self, watch: Watch, host: str, port: int, token: str | None):
+    def __init__(self, watch: Watch, host: str, port: int, token: str | None, *, arrival: float = _ARRIVAL):
+        """``arrival`` is how many seconds a request may take to arrive."""
         if not _is_loopback(host) and not token:
             hint = "Give --token-file, or listen on 127.0.0.1."
             raise UsageError(f"{host} can be reached by others", hint=hint)
@@ -111,14 +126,14 @@ class Endpoint:
         class Requests(_Requests):
             pass
 
-        Requests.watch, Requests.token = watch, token
+        Requests.watch, Requests.token, Requests.timeout = watch, token, arrival
+        Requests.waiting = threading.BoundedSemaphore(_WAITING)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+            kind = type("Server", (_Server,), {"address_family": family})
             self._server = kind((host, port), Requests)
         except OSError as error:
             raise UsageError(f"cannot listen on {host}:{port}: {error}", hint="Name another port.") from error
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="weightcast-endpoint", daemon=True)
         self._thread.start()
@@ -129,10 +144,83 @@ class Endpoint:
         self._thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    """One thread per connection, and no more than so many; the next one is refused at once."""
+
+    daemon_threads = True
+    request_queue_size = 2 * _CONNECTIONS  # so that those who are refused hear of it at once
+
+    def __init__(self, *args: Any) -> None:
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            request.setblocking(False)  # this is the thread that accepts: it waits for nobody
+            with suppress(OSError):
+                request.send(_bare(503, "Service Unavailable", "too many connections"))
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away in the middle is not worth a traceback."""
+
+
+class _TooLargeError(Exception):
+    """A request has more bytes than any that we answer."""
+
+
+class _Arriving(io.RawIOBase):
+    """What a client sends: no more than so many bytes, and all of them before a deadline."""
+
+    def __init__(self, connection: socket.socket, seconds: float):
+        self._connection, self._seconds = connection, seconds
+        self._deadline = time.monotonic() + seconds
+        self._left = _REQUEST
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("the request did not arrive in time")
+        if self._left <= 0:
+            raise _TooLargeError
+        self._connection.settimeout(seconds)
+        count = self._connection.recv_into(memoryview(buffer)[: self._left])
+        self._connection.settimeout(self._seconds)  # for the answer
+        self._left -= count
+        return count
+
+
 class _Requests(BaseHTTPRequestHandler):
     watch: Watch
     token: str | None
-    timeout = 30
+    waiting: threading.BoundedSemaphore
+    timeout: ClassVar[float]
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Arriving(self.connection, self.timeout))
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except _TooLargeError:
+            self.close_connection = True
+            self.wfile.write(_bare(431, "Request Header Fields Too Large", "the request is too large"))
 
     def do_GET(self) -> None:
         if self.token and not hmac.compare_digest(
@@ -155,7 +243,13 @@ class _Requests(BaseHTTPRequestHandler):
         if not _is_number(version, 12) or not _is_number(seconds or "0", 4):
             self._answer(400, {"error": "version and seconds are numbers"})
             return
-        there = self.watch.wait(int(version), float(seconds or 0))
+        if not self.waiting.acquire(blocking=False):
+            self._answer(503, {"error": f"{_WAITING} requests wait already"})
+            return
+        try:
+            there = self.watch.wait(int(version), float(seconds or 0))
+        finally:
+            self.waiting.release()
         self._answer(200 if there else 503, self.watch.status())
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
@@ -170,6 +264,13 @@ class _Requests(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Who asks is not worth a line each."""
+
+
+def _bare(status: int, reason: str, problem: str) -> bytes:
+    """A whole answer, for clients whose request was not read."""
+    body = json.dumps({"error": problem})
+    head = f"HTTP/1.0 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"{head}\r\nConnection: close\r\n\r\n{body}".encode()
 
 
 def _is_number(text: str, digits: int) -> bool:
