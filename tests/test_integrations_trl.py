@@ -1149,6 +1149,36 @@ def test_without_patience_a_driven_engine_gets_what_is_in_the_bucket(opened: Ope
     store.full = False
 
 
+class Reset(Bucket):
+    """Somebody resets the channel as soon as version 1 is committed, and publishes another version 1."""
+
+    def __init__(self, other: Bag):
+        super().__init__()
+        self._other: Bag | None = other
+
+    def committed(self, position: Position) -> None:
+        if position.version == 1 and self._other is not None:
+            other, self._other = self._other, None
+            for listed in [*self.list("")]:
+                self.delete(listed.key)
+            wc.init(self, other)
+            with wc.Publisher(self, changed(other, 0.05, 8)) as publisher:
+                publisher.flush(30)
+
+
+def test_driven_engine_at_another_version_of_the_same_number_is_not_live(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = weights_of(SHAPES)
+    store, engine = Reset(changed(weights, 0.5, 7)), Local(weights)
+    transfer = begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
+    transfer._patience = 0.5
+    done = sync(transfer, stream(changed(weights, 0.05, 1)))
+    assert engine.served == "1"
+    assert (done.version, done.live, done.pause) == (1, False, None)
+    assert "the engine stands at 1 (" in caplog.text
+
+
 # -- a bucket that is away ---------------------------------------------------------------------------------------------
 
 

@@ -89,16 +89,11 @@ def test_loops_over_a_part_are_its_elements(drawn: tuple[TensorSpec, Part, int],
 
 
 @given(parts())
-def test_every_element_knows_its_origin(drawn: tuple[TensorSpec, Part, int]) -> None:
-    spec, part, room = drawn
+def test_part_given_twice_counts_once_and_is_found_by_its_parameter(drawn: tuple[TensorSpec, Part, int]) -> None:
+    spec, part, _ = drawn
     layout = Layout(TensorTable.of([spec]), [part, part], {})
     assert list(layout) == [part]
     assert layout.by_parameter == {"p": (part,)}
-    back = {at: i for i, at in by_hand(spec, part).items()}
-    for element in range(-2, room + 2):
-        origin = layout.origin("p", element)
-        found = None if origin is None else int(np.ravel_multi_index(origin[1], spec.shape)) if origin[1] else 0
-        assert found == back.get(element)
 
 
 @pytest.mark.parametrize("dtype", ["U8", "I16", "F32", "F64"])

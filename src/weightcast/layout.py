@@ -164,25 +164,6 @@ class Layout:
                 found.setdefault(part.parameter, []).append(part)
         return {name: tuple(parts) for name, parts in found.items()}
 
-    def origin(self, parameter: str, element: int) -> tuple[str, tuple[int, ...]] | None:
-        """The checkpoint tensor and coordinates that an element of a parameter's storage holds; None for padding."""
-        for part in self.by_parameter.get(parameter, ()):
-            at = _coordinates(element - part.offset, part)
-            if at is not None:
-                return part.name, tuple(one.start + i * one.step for one, i in zip(part.box.ranges, at, strict=True))
-        return None
-
-
-def _coordinates(distance: int, part: Part) -> tuple[int, ...] | None:
-    """Those inside a part's box of the element so far from its first; a part's elements are all distinct."""
-    at = [0] * len(part.strides)
-    for axis in sorted(range(len(at)), key=lambda axis: -part.strides[axis]):
-        count, stride = part.box.ranges[axis].count, part.strides[axis]
-        if count > 1:
-            at[axis] = min(distance // stride, count - 1)
-            distance -= at[axis] * stride
-    return tuple(at) if distance == 0 and all(i >= 0 for i in at) else None
-
 
 def natural_strides(shape: Sequence[int]) -> list[int]:
     """Those of a tensor that is contiguous."""

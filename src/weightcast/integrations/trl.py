@@ -274,8 +274,8 @@ class WeightcastTransfer:
             _log.info("nobody follows %s: this trainer updates %s itself", self._store.url, engine.url)
         self._agent.step()
         at, last = self._agent.position, self._agent.last
-        if at is None or at.version < position.version:
-            return None, f"the engine stands at {at}"
+        if at != position:  # the same number may be another writer's, or of a channel that was reset
+            return None, f"the engine stands at {at}, not at {position}"
         return last.pause if last is not None else 0.0, ""
 
     def _step_aside(self) -> None:
