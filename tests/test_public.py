@@ -74,6 +74,8 @@ READING_ORDER = [
     "transfer",
     "chain",
     "notes",
+    "pulse",
+    "avoid",
     "holder",
     "folded",
     "mirror",
@@ -118,6 +120,7 @@ READING_ORDER = [
     "peers",
     "bench",
     "cli.wording",
+    "cli.terminal",
     "cli.console",
     "cli.apply",
     "cli.attach",
@@ -184,7 +187,7 @@ def test_public_names_are_these() -> None:
         "offline", "bench", "peers", "cli", "files", "stage", "keys", "manifest", "plan", "retention", "policy",
         "store", "transfer", "chain", "notes", "holder", "folded", "mirror", "fetch", "subscriber", "publisher",
         "folders", "squash", "collect", "verify", "testing", "begin", "torch", "receipt", "engines", "layout",
-        "integrations", "reference", "companions", "repair",
+        "integrations", "reference", "companions", "backoff", "pulse", "avoid", "repair",
     }  # fmt: skip
     assert all(getattr(wc, name).__doc__ for name in wc.__all__)
 

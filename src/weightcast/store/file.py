@@ -1,7 +1,10 @@
 """A folder as a bucket, on a local disk or on a file system that several machines share.
 
-An object is written under another name in `.tmp`, synced, and then gets its own name: by `rename`, which replaces, or
-by `link`, which does not. Both happen at once or not at all, and the folder is synced behind them.
+An object is written under another name in `.tmp`, synced, and then gets its own name: by a rename that replaces, or
+by `name_exclusively`, which does not. Both happen at once or not at all, and the folder is synced behind them.
+
+A writer that dies leaves its file in `.tmp`. How old such a file is, is measured by the file system's own clock, since
+hosts that share a folder may disagree about the time by days; a running upload keeps its file young.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ import errno
 import os
 import secrets
 import stat
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from weightcast.errors import (
     AccessError,
@@ -26,11 +30,20 @@ from weightcast.errors import (
     WeightcastError,
 )
 from weightcast.store.base import Data, Listed, check_key, check_prefix, check_range, is_key, open_data
+from weightcast.store.rename import name_exclusively
+
+R = TypeVar("R")
 
 _TEMPORARY = ".tmp"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _STALE = 24 * 3600.0
+"""Seconds after which nobody adds to a temporary file any more."""
+
 _CHUNK = 64 << 20
+
+_UNSYNCED = 1 << 30
+"""Bytes of an upload after which it is synced: a file gets no younger while it is, and this many take minutes."""
+
 _TRIES = 100
 
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO}
@@ -70,20 +83,30 @@ class FileStore:
 
     def put(self, key: str, data: Data) -> None:
         *folders, name = check_key(key).split("/")
-        with self._writing(key), self._written(data) as (temporary, where, _):
-            self._enter(folders, lambda folder: os.rename(temporary, name, src_dir_fd=where, dst_dir_fd=folder))
+        with self._writing(key), self._written(data, key) as upload:
+
+            def replace(folder: int) -> None:
+                os.rename(upload.name, name, src_dir_fd=upload.folder, dst_dir_fd=folder)
+
+            self._enter(folders, replace, upload, key)
 
     def create(self, key: str, data: Data) -> bool:
         *folders, name = check_key(key).split("/")
-        with self._writing(key), self._written(data) as (temporary, where, fd):
-            try:
-                self._enter(folders, lambda folder: os.link(temporary, name, src_dir_fd=where, dst_dir_fd=folder))
-            except FileExistsError:
-                if (self._root / key).is_dir():
-                    raise
-                # A network file system may repeat a request whose answer was lost: then the name is taken by us.
-                return os.fstat(fd).st_nlink > 1
-            return True
+        with self._writing(key), self._written(data, key) as upload:
+
+            def name_if_free(folder: int) -> bool:
+                try:
+                    name_exclusively(upload.name, upload.folder, name, folder, self.url)
+                except FileExistsError:
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        raise
+                    # A network file system may repeat a request whose answer was lost: then the name is taken by us.
+                    own = os.fstat(upload.fd)
+                    return own.st_nlink > 1 or os.path.samestat(own, status)
+                return True
+
+            return self._enter(folders, name_if_free, upload, key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         top, _, _ = check_prefix(prefix).rpartition("/")
@@ -143,51 +166,66 @@ class FileStore:
         finally:
             os.close(fd)
 
-    def _enter(self, folders: Sequence[str], enter: Callable[[int], None]) -> None:
+    def _enter(self, folders: Sequence[str], enter: Callable[[int], R], upload: _Upload, key: str) -> R:
         """Give a file its name in a folder, durably. The folder is made again if a `delete` took it for deserted."""
-        for tried in range(_TRIES):
+        for _ in range(_TRIES):
             try:
                 with self._folder(folders, make=True) as folder:
-                    enter(folder)
+                    entered = enter(folder)
                     os.fsync(folder)
-                    return
+                    return entered
             except FileNotFoundError:
-                if tried == _TRIES - 1:
-                    raise
+                if upload.is_gone():
+                    raise self._removed(key) from None
+        raise UnreachableError(
+            "the object's folder is removed again and again", url=self.url, key=key, hint="Check who deletes there."
+        )
 
     @contextmanager
-    def _written(self, data: Data) -> Iterator[tuple[str, int, int]]:
-        """A synced temporary file: its name, the folder it is in, and itself. It is gone afterwards."""
+    def _written(self, data: Data, key: str) -> Iterator[_Upload]:
+        """A synced temporary file. It is gone afterwards."""
         if self._seen and not self._root.is_dir():
             hint = "Mount it again, or put it back."
             raise MissingError("the folder is gone", url=self.url, hint=hint)
         _make_folders(self._root)
         with self._folder([_TEMPORARY], make=True) as folder:
-            self._sweep(folder)
             name = f"{os.getpid()}-{secrets.token_hex(8)}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(name, flags, 0o666, dir_fd=folder)
+            upload = _Upload(name, folder, os.open(name, flags, 0o666, dir_fd=folder))
             try:
-                _write(fd, data)
-                os.fsync(fd)
-                yield name, folder, fd
+                self._sweep(upload)
+                upload.write(data)
+                os.fsync(upload.fd)
+                yield upload
+            except OSError as error:
+                if error.errno == errno.ESTALE and upload.is_gone():  # as NFS says it
+                    raise self._removed(key) from error
+                raise
             finally:
-                os.close(fd)
+                os.close(upload.fd)
                 with suppress(FileNotFoundError):  # renamed
                     os.unlink(name, dir_fd=folder)
 
-    def _sweep(self, folder: int) -> None:
-        """Remove what writers that died long ago left behind."""
+    def _sweep(self, upload: _Upload) -> None:
+        """Remove what writers that died long ago left behind; what is long is measured from this ``upload``'s begin."""
         if self._swept:
             return
         self._swept = True
-        for name in os.listdir(folder):
-            try:
-                if time.time() - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE:
-                    os.unlink(name, dir_fd=folder)
-            except OSError as error:
-                if error.errno not in _ABSENT | _FORBIDDEN:
-                    raise
+        now = os.fstat(upload.fd).st_mtime
+        for name, status in _uploads(upload.folder).items():
+            if now - status.st_mtime > _STALE:
+                try:
+                    os.unlink(name, dir_fd=upload.folder)
+                except OSError as error:
+                    if error.errno not in _ABSENT | _FORBIDDEN:
+                        raise
+
+    def _removed(self, key: str) -> UnreachableError:
+        problem = f"somebody removed the upload's temporary file from {_TEMPORARY} while it was written"
+        hint = (
+            f"Check what cleans up in {self._root / _TEMPORARY}, a `reset` or `gc` of the channel included; try again."
+        )
+        return UnreachableError(problem, url=self.url, key=key, hint=hint)
 
     def _walk(self, top: str, prefix: str, after: str) -> Iterator[Listed]:
         """Objects below ``top``, which is empty or ends with `/`."""
@@ -264,9 +302,35 @@ def _translated(error: OSError, url: str, key: str | None) -> WeightcastError:
         hint = "In a folder, `a` and `a/b` cannot both be objects."
         return StoreError(f"something else is in the object's place: {error.strerror}", url=url, key=key, hint=hint)
     if code in {errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}:
-        hint = "Take a file system with hard links, or an object store."
+        hint = "Use a folder on a local disk or on NFS, or an object store."
         return UnsupportedError(f"the file system cannot do it: {error.strerror}", url=url, key=key, hint=hint)
     return StoreError(f"the file system fails: {error.strerror or error}", url=url, key=key)
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """A temporary file: its name, the folder it is in, and itself."""
+
+    name: str
+    folder: int
+    fd: int
+
+    def is_gone(self) -> bool:
+        """Whether nothing has the file's temporary name any more."""
+        try:
+            os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return False
+
+    def write(self, data: Data) -> None:
+        """Write all of ``data``. Each write makes the file young, and no sync in between takes long."""
+        unsynced = 0
+        for nbytes in _written_chunks(self.fd, data):
+            unsynced += nbytes
+            if unsynced >= _UNSYNCED:
+                os.fdatasync(self.fd)
+                unsynced = 0
 
 
 def _uploads(folder: int) -> dict[str, os.stat_result]:
@@ -323,24 +387,28 @@ def _read(fd: int, start: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-def _write(fd: int, data: Data) -> None:
+def _written_chunks(fd: int, data: Data) -> Iterator[int]:
+    """Write chunk by chunk; yields how many bytes each had."""
     if isinstance(data, Path):
         with open_data(data) as source:
-            _copy(source.fileno(), fd)
+            yield from _copied_chunks(source.fileno(), fd)
         return
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):
-        done += os.write(fd, view[done : done + _CHUNK])
+        nbytes = os.write(fd, view[done : done + _CHUNK])
+        done += nbytes
+        yield nbytes
 
 
-def _copy(source: int, target: int) -> None:
+def _copied_chunks(source: int, target: int) -> Iterator[int]:
     """Copy within the kernel: sharing blocks where the file system can, through the page cache where it cannot."""
     try:
-        while os.copy_file_range(source, target, _CHUNK):
-            pass
+        while nbytes := os.copy_file_range(source, target, _CHUNK):
+            yield nbytes
     except OSError as error:
         if error.errno not in {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EPERM}:
             raise
-    while os.sendfile(target, source, None, _CHUNK):  # also what is left of a file that says it is empty, as in /proc
-        pass
+    # Also what is left of a file that says it is empty, as in /proc.
+    while nbytes := os.sendfile(target, source, None, _CHUNK):
+        yield nbytes
