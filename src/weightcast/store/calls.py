@@ -23,10 +23,15 @@ class Outcome(Generic[R]):
         self._error: BaseException | None = None
         self._done = threading.Lock()
         self._done.acquire()
+        self.thread: threading.Thread | None = None
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether it is done within that time."""
         return self._done.acquire(timeout=-1 if seconds is None else seconds)
+
+    def is_running(self) -> bool:
+        """For a call that nobody waits for: whether its thread is still in it. In a forked child no thread is."""
+        return self.thread is not None and self.thread.is_alive() and not self.wait(0)
 
     def result(self) -> R:
         """What the call returned; raises what it raised."""
@@ -86,6 +91,7 @@ def begin(call: Callable[[], R]) -> Outcome[R]:
     if caller is None:
         caller = _Caller()
         caller.start()
+    outcome.thread = caller
     caller.inbox.put(outcome)
     return outcome
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weightcast.errors import UnreachableError
 from weightcast.store.base import (
@@ -22,7 +22,7 @@ from weightcast.store.base import (
     discard_debris,
     size_of,
 )
-from weightcast.store.calls import begin
+from weightcast.store.calls import Outcome, begin
 
 R = TypeVar("R")
 
@@ -39,10 +39,16 @@ _MOST_DELETED = 500
 """Objects in one attempt, which has a limited time."""
 
 
+_MOST_ABANDONED = 16
+"""Calls that nobody waits for any more, each of which keeps a thread and its data until the system lets go of it."""
+
+
 class Patient:
     """A store that retries `UnreachableError`, bounds each call's time, and has a bounded number of calls at once.
 
     An attempt gets ``timeout`` seconds, and more for its bytes; None: as long as it takes, without another thread.
+    A call that was given up may hang in the system for ever, as on a mount whose server is gone. Once there are 16 of
+    those, attempts fail at once until one of them comes back.
     A `put` that was given up may still be carried out later, even behind a newer one of the same key. A `create`
     that was given up may have succeeded, and the next attempt says False: read back what is there and compare.
     """
@@ -61,6 +67,8 @@ class Patient:
         self._attempts = attempts
         self._timeout = timeout
         self._slots = threading.BoundedSemaphore(concurrency)
+        self._abandoned: list[Outcome[Any]] = []
+        self._guard = threading.Lock()
         self._sleep = sleep
         self._random = random
 
@@ -144,9 +152,20 @@ class Patient:
         with self._slots:
             if self._timeout is None:
                 return call()
+            self._refuse_if_hung(key)
             limit = self._timeout + nbytes / _SLOWEST
             outcome = begin(call)
             if not outcome.wait(limit):
+                with self._guard:
+                    self._abandoned.append(outcome)
                 hint = "Check the link, or allow more time."
                 raise UnreachableError(f"no answer within {limit:.3g} s", url=self.url, key=key, hint=hint)
             return outcome.result()
+
+    def _refuse_if_hung(self, key: str | None) -> None:
+        with self._guard:
+            self._abandoned = [outcome for outcome in self._abandoned if outcome.is_running()]
+            hung = len(self._abandoned)
+        if hung >= _MOST_ABANDONED:
+            hint = "Check the mount or the link; calls go on by themselves once one of these has come back."
+            raise UnreachableError(f"{hung} earlier calls hang without an answer", url=self.url, key=key, hint=hint)
