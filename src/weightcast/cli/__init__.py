@@ -1,5 +1,6 @@
 """The command `weightcast`: one file per verb."""
 
+import logging
 import signal
 
 import typer
@@ -7,7 +8,7 @@ import typer
 from weightcast.cli.apply import apply
 from weightcast.cli.attach import attach
 from weightcast.cli.bench import bench
-from weightcast.cli.console import EXIT_CODES_HELP, leave, prepare_kernels
+from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave, prepare_kernels
 from weightcast.cli.diff import diff
 from weightcast.cli.digest import digest
 from weightcast.cli.gc import gc
@@ -62,4 +63,5 @@ def version(show: bool = typer.Option(False, "--version", help="Print the versio
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
+    logging.lastResort = Logged(logging.WARNING)
     app()

@@ -1,15 +1,15 @@
 """`weightcast bench codec [TRACE]`"""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from weightcast.bench import bench_codecs
-from weightcast.cli.console import AsJson, facts, out, working
+from weightcast.cli.console import AsJson, facts, say, tell, working
 from weightcast.errors import CheckpointError
 
 SHIPPED = Path(__file__).parents[3] / "benchmarks" / "data"
@@ -40,11 +40,11 @@ def codec(
         if not all(codec["bit_exact"] for result in results for codec in result["codecs"].values()):
             raise CheckpointError("a codec was not exact: this is a defect of weightcast, please report it")
     if as_json:
-        typer.echo(json.dumps({"traces": results} if len(results) > 1 else results[0]))
+        tell({"traces": results} if len(results) > 1 else results[0])
         return
     for result in results:
         facts({key: value for key, value in result.items() if not isinstance(value, dict)}, as_json=False)
-        out.print(_table(result))
+        say(_table(result))
 
 
 def _shipped() -> list[Path]:
@@ -63,9 +63,8 @@ def _table(result: dict[str, Any]) -> Table:
     for name, row in result["codecs"].items():
         times = (row["encode_memcpys_by_threads"], row["decode_apply_memcpys_by_threads"])
         cells = (" / ".join(f"{value:.1f}" for value in by_threads.values()) for by_threads in times)
-        table.add_row(
-            f"[bold]{name}[/]", f"[bold]{row['bits_per_change']:.2f}[/]", "yes" if row["bit_exact"] else "NO", *cells
-        )
+        bits = Text(f"{row['bits_per_change']:.2f}", "bold")
+        table.add_row(Text(name, "bold"), bits, "yes" if row["bit_exact"] else "NO", *cells)
     for name, value in result["others_bits_per_change"].items():
-        table.add_row(f"[dim]{name}[/]", "needs zstandard" if value is None else f"{value:.2f}")
+        table.add_row(Text(name, "dim"), "needs zstandard" if value is None else f"{value:.2f}")
     return table

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from weightcast.chain import Chain
+from weightcast.cli.terminal import Terminal, err, out
 from weightcast.cli.wording import one_line
 from weightcast.errors import (
     AccessError,
@@ -65,10 +66,6 @@ EXIT_CODES_HELP = (
     "7 the bucket did not do what was asked; 8 it refuses these credentials; 9 the channel does not allow it; "
     "10 another writer was first; 11 the disk is full; 12 an engine did not do what was asked; 130 interrupted."
 )
-
-# In a pipe nobody knows how wide the page is: cut nothing.
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
-err = Console(stderr=True, highlight=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use; all cores by default.")]
@@ -117,10 +114,12 @@ class _Bars:
             self._progress, self._tasks, self._begun = None, {}, 0.0
 
 
-def _progress() -> Progress:
+def _progress(console: Terminal = err) -> Progress:
     left = TimeRemainingColumn()
     percent = TextColumn("{task.percentage:>3.0f} %")
-    return Progress(TextColumn("{task.description:>8}"), BarColumn(), percent, left, console=err, transient=True)
+    return Progress(
+        TextColumn("{task.description:>8}", markup=False), BarColumn(), percent, left, console=console, transient=True
+    )
 
 
 _bars = _Bars()
@@ -151,6 +150,9 @@ class _Stop:
     def printing(self) -> Iterator[None]:
         """The screen is ours: no bars, and a signal waits until a line is out, whole and once."""
         _bars.clear()
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals go to the main thread, and are not to be raised in another
+            return
         self._printing = True
         try:
             yield
@@ -239,10 +241,21 @@ def warn(text: str) -> None:
         err.print(Text.assemble(("warning:", "bold yellow"), " ", one_line(text)), soft_wrap=True)
 
 
+class Logged(logging.Handler):
+    """What libraries log where nobody set up logging: one line each, as `warn` prints it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):  # arguments that do not fit the message
+            text = str(record.msg)
+        warn(text)
+
+
 def say(what: RenderableType) -> None:
-    """Print for people. Strings are not markup: names, paths and addresses are from outside."""
+    """Print for people. Strings are not markup, and cannot act on the terminal: much of what they say is others'."""
     with _stop.printing():
-        out.print(Text(what) if isinstance(what, str) else what, soft_wrap=isinstance(what, (str, Text)))
+        out.print(what, soft_wrap=isinstance(what, (str, Text)))
 
 
 def tell(values: dict[str, Any]) -> None:
@@ -262,9 +275,10 @@ def facts(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         tell(values)
         return
-    width = max(len(name) for name in values)
-    for name, value in values.items():
-        say(Text.assemble((f"{name:>{width}}", "dim"), "  ", _shown(value)))
+    shown = [(one_line(name), one_line(_shown(value))) for name, value in values.items()]
+    width = max(len(name) for name, _ in shown)
+    for name, text in shown:
+        say(Text.assemble((f"{name:>{width}}", "dim"), "  ", text))
 
 
 # -- channels ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,9 @@ _STEPS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = ("bright_black", "blue", "cyan", "green", "yellow", "dark_orange", "red", "bright_red")
 
+_SPARSEST = 16
+"""How many places a grid may have for each that is filled; a model of several kinds of layers has 2 to 4."""
+
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ENDINGS = ("weight", "bias")
 
@@ -78,6 +81,7 @@ def _kind(parts: list[str]) -> str:
 def heat_of(table: TensorTable, changed: Mapping[str, int]) -> Heat:
     """How much of each layer and kind changed; tensors that ``changed`` does not name did not."""
     stacks: dict[str, dict[tuple[int, str], Cell]] = {}
+    names: dict[str, dict[str, Cell]] = {}
     others = {}
     for spec in table:
         cell, place = Cell(changed.get(spec.name, 0), spec.elements), place_of(spec.name)
@@ -87,7 +91,17 @@ def heat_of(table: TensorTable, changed: Mapping[str, int]) -> Heat:
             stack, layer, kind = place
             cells = stacks.setdefault(stack, {})
             cells[layer, kind] = cells.get((layer, kind), Cell()) + cell
-    return Heat(tuple(_stack(name, cells) for name, cells in stacks.items()), others)
+            names.setdefault(stack, {})[spec.name] = cell
+    grids = {name: _stack(name, cells) for name, cells in stacks.items()}
+    for name, grid in grids.items():
+        if not _is_drawable(grid):
+            others |= names[name]
+    return Heat(tuple(filter(_is_drawable, grids.values())), others)
+
+
+def _is_drawable(stack: Stack) -> bool:
+    """Whether layers and kinds make a grid. Hostile names can make one of 10¹⁰ places, nearly all of them empty."""
+    return len(stack.layers) * len(stack.kinds) <= _SPARSEST * len(stack.cells)
 
 
 def _stack(name: str, cells: dict[tuple[int, str], Cell]) -> Stack:
@@ -119,7 +133,7 @@ def drawn(stack: Stack) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("layer", justify="right", style="dim", no_wrap=True)
     for kind in stack.kinds:
-        table.add_column(Text(kind), justify="right")
+        table.add_column(kind, justify="right")
     for layer in stack.layers:
         cells = (stack.cells.get((layer, kind)) for kind in stack.kinds)
         table.add_row(str(layer), *(block(cell.density) if cell else Text("") for cell in cells))
@@ -132,7 +146,7 @@ def listed(cells: Mapping[str, Cell]) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for name, cell in cells.items():
-        table.add_row(block(cell.density), Text(name))
+        table.add_row(block(cell.density), name)
     return table
 
 

@@ -1,14 +1,12 @@
 """`weightcast inspect PATCH`"""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from weightcast.cli.console import AsJson, facts, out, working
+from weightcast.cli.console import AsJson, facts, say, tell, working
 from weightcast.container import FileSource
 from weightcast.wire import PatchReader
 
@@ -21,7 +19,7 @@ def inspect(
     with working(1, as_json, kernels=False), FileSource(patch) as source:
         summary, tensors = describe(PatchReader(source))
     if as_json:
-        typer.echo(json.dumps(summary | {"tensors": tensors}))
+        tell(summary | {"tensors": tensors})
         return
     facts(summary, as_json=False)
     if not tensors:
@@ -33,8 +31,8 @@ def inspect(
     for row in tensors:
         shape = "×".join(map(str, row["shape"])) or "scalar"
         numbers = f"{row['changed']:,}", f"{row['density']:.3%}", f"{row['bytes']:,}", f"{row['bits_per_change']:.2f}"
-        table.add_row(Text(row["name"]), row["dtype"], shape, *numbers)
-    out.print(table)
+        table.add_row(row["name"], row["dtype"], shape, *numbers)
+    say(table)
 
 
 def describe(reader: PatchReader) -> tuple[dict[str, Any], list[dict[str, Any]]]:

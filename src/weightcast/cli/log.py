@@ -141,9 +141,9 @@ def _cells(chain: Chain, entry: Entry, manifest: Manifest, now: float) -> list[s
         f"{manifest.changed / max(full.elements, 1):.3%}" if manifest.base is not None else "",
         size(nbytes) if nbytes else "",
         ratio(full.nbytes, nbytes) if manifest.base is not None else "",
-        Text(manifest.codec or "whole"),
+        manifest.codec or "whole",
         _marks(entry),
-        Text(manifest.writer, "dim"),
+        Text(one_line(manifest.writer), "dim"),
     ]
 
 

@@ -1,6 +1,5 @@
 """`weightcast show URL VERSION`"""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ from weightcast.cli.console import AsJson, Url, commit_of, facts, open_chain, sa
 from weightcast.cli.heat import block, drawn, heat_of, legend, listed
 from weightcast.cli.inspect import describe
 from weightcast.cli.pin import Version
-from weightcast.cli.wording import size
+from weightcast.cli.wording import moment, one_line, size
 from weightcast.errors import FormatError
 from weightcast.manifest import Manifest, ObjectRef
 from weightcast.store.base import Store
@@ -58,7 +57,7 @@ def show(
         if as_json:
             tell(_commit(manifest) | summary | {"tensors": rows})
             return
-        facts(_commit(manifest) | {"time": _shown(manifest.time)} | summary, as_json=False)
+        facts(_commit(manifest) | {"time": moment(manifest.time)} | summary, as_json=False)
         say("")
         if tensors:
             say(_list(rows))
@@ -75,15 +74,11 @@ def _commit(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _shown(when: float) -> str:
-    return f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
 def _draw(chain: Chain, rows: list[dict[str, Any]]) -> None:
     heat = heat_of(chain.channel.table, {row["name"]: row["changed"] for row in rows})
     for stack in heat.stacks:
         if len(heat.stacks) > 1:
-            say(Text(stack.name, "bold"))
+            say(Text(one_line(stack.name), "bold"))
         say(drawn(stack))
         say("")
     if heat.others:
@@ -98,7 +93,7 @@ def _list(rows: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("tensor")
     for row in rows:
-        table.add_row(block(row["density"]), f"{row['changed']:,}", f"{row['bytes']:,}", Text(row["name"]))
+        table.add_row(block(row["density"]), f"{row['changed']:,}", f"{row['bytes']:,}", row["name"])
     return table
 
 
@@ -111,6 +106,6 @@ def _show_anchor(chain: Chain, manifest: Manifest, as_json: bool) -> None:
     if as_json:
         tell(values | {"files": files})
         return
-    facts(values | {"time": _shown(manifest.time)}, as_json=False)
+    facts(values | {"time": moment(manifest.time)}, as_json=False)
     for name, nbytes in files.items():
-        say(Text.assemble((f"{size(nbytes):>8}", "dim"), "  ", name))
+        say(Text.assemble((f"{size(nbytes):>8}", "dim"), "  ", one_line(name)))

@@ -1,9 +1,30 @@
 """Numbers, times and text from outside, as people read them."""
 
+import re
+from datetime import UTC, datetime
+
+_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+"""Characters that count as printable and show nothing: fillers, joiners, selectors of variants."""
+
 
 def one_line(text: str) -> str:
-    """Text from outside as a line: nothing in it moves the cursor."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    """Text from outside as a line on which all of it can be seen, and nothing acts on the terminal.
+
+    What is not printable is spelled out as in a Python string: control characters and escapes, line ends, marks that
+    reverse the direction of writing, spaces of no width, halves of characters.
+
+    >>> print(one_line("w\\x1b[2J\\n\\u202e"))
+    w\\x1b[2J\\n\\u202e
+    """
+    if text.isprintable() and not _INVISIBLE.search(text):
+        return text
+    return "".join(map(_spelled, text))
+
+
+def _spelled(character: str) -> str:
+    if character.isprintable() and not _INVISIBLE.match(character):
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def _three(value: float) -> str:
@@ -24,11 +45,19 @@ def size(nbytes: float) -> str:
 
 def span(seconds: float) -> str:
     """A time for people; one that lies ahead, by clocks that differ, is none."""
-    seconds = max(0.0, seconds)
+    seconds = max(0.0, seconds)  # also for what is no number
     for limit, unit, length in ((9.95, "s", 1.0), (120, "s", 1.0), (7200, "min", 60.0), (172800, "h", 3600.0)):
         if seconds < limit:
             return f"{seconds / length:.{1 if limit < 10 else 0}f} {unit}"
-    return f"{seconds / 86400:.0f} d"
+    return f"{seconds / 86400:,.0f} d"
+
+
+def moment(when: float) -> str:
+    """A time in seconds since 1970 as a date; as the number it is where the calendar has none."""
+    try:
+        return f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{when:.15g} s since 1970"
 
 
 def ratio(full: int, nbytes: int) -> str:
