@@ -66,7 +66,7 @@ def _pull_memory(world: World, store: Store) -> None:
 
 
 def _pull(world: World, store: Store) -> None:
-    follow(world, store)
+    follow(world, store, fold=True)
 
 
 def _pull_back(world: World, store: Store) -> None:

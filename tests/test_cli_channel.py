@@ -36,7 +36,8 @@ from weightcast.cli import app
 from weightcast.cli.console import EXIT_CODES, EXIT_CODES_HELP
 from weightcast.cli.gc import seconds
 from weightcast.cli.heat import heat_of, place_of
-from weightcast.cli.pull import Arrival, _follow, _Timed
+from weightcast.cli.command import Arrival
+from weightcast.cli.pull import _follow, _Timed
 from weightcast.cli.wording import ratio, size, span
 from weightcast.errors import AccessError, ChannelError, ConflictError, SpaceError, StoreError, UsageError
 from weightcast.keys import Position
@@ -346,7 +347,7 @@ def test_an_outage_is_told_once_and_the_next_one_again(tmp_path: Path, capsys: p
         def __init__(self) -> None:
             pass
 
-        def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position]:
+        def rounds(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position | None]:
             assert trouble is not None
             for version in (1, 2):
                 for problem in ("no answer", "no answer", "no way", "no answer"):

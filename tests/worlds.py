@@ -234,9 +234,19 @@ def opened(world: World, folder: Path | None = None) -> Iterator[Mirror]:
         mirror.close()
 
 
-def follow(world: World, store: Store | None = None, folder: Path | None = None, policy: Policy = NEWEST) -> int:
-    """Bring the mirror to the head, or where ``policy`` wants it; returns where it is."""
-    with Subscriber(store or world.store, folder or world.mirror, policy, threads=1) as subscriber:
+def follow(
+    world: World,
+    store: Store | None = None,
+    folder: Path | None = None,
+    policy: Policy = NEWEST,
+    *,
+    fold: bool = False,
+) -> int:
+    """Bring the mirror to the head, or where ``policy`` wants it; returns where it is.
+
+    Its log is left as a kill would leave it, unless ``fold`` is wanted.
+    """
+    with Subscriber(store or world.store, folder or world.mirror, policy, threads=1, fold=fold) as subscriber:
         staged = subscriber.poll()
         if staged is not None:
             subscriber.apply(staged)

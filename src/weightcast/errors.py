@@ -5,6 +5,7 @@
     ├── FormatError         bytes from outside break docs/SPEC.md
     │   └── VersionError    they are of a format this release does not read
     ├── CheckpointError     a file or folder of weights is not what it should be
+    │   └── BusyError       another process holds its lock; trying again later may help
     ├── MismatchError       the weights do not stand where a patch expects them
     │   ├── BaseError       before applying: another base
     │   └── ResultError     after decoding: another result than stated
@@ -15,7 +16,8 @@
     │   ├── UnreachableError    it did not answer, or not in time; trying again may help
     │   └── UnsupportedError    this kind of store cannot do that at all
     ├── ChannelError        a bucket holds no channel, another one, or one without a way to where we want to go
-    │   └── ConflictError   another writer committed first
+    │   ├── ConflictError   another writer committed first
+    │   └── NoRouteError    no intact route leads to the version that is wanted
     ├── EngineError         an inference engine did not do what was asked
     │   └── EngineGoneError     it does not answer: not started yet, or dead
     └── SpaceError          the disk would not hold what has to be written
@@ -31,6 +33,7 @@ from contextlib import contextmanager
 __all__ = [
     "AccessError",
     "BaseError",
+    "BusyError",
     "ChannelError",
     "CheckpointError",
     "ConflictError",
@@ -40,6 +43,7 @@ __all__ = [
     "InterruptedApplyError",
     "MismatchError",
     "MissingError",
+    "NoRouteError",
     "ResultError",
     "SpaceError",
     "StoreError",
@@ -96,6 +100,10 @@ class CheckpointError(WeightcastError):
     """A file or folder of weights is not what it should be."""
 
 
+class BusyError(CheckpointError):
+    """Another process holds the lock of a folder, and did not let go of it in time."""
+
+
 class MismatchError(WeightcastError):
     """Weights and patch do not belong together; `expected` and `found` are digests."""
 
@@ -148,6 +156,10 @@ class ChannelError(WeightcastError):
 
 class ConflictError(ChannelError):
     """Another writer committed this version first; nothing of ours is visible."""
+
+
+class NoRouteError(ChannelError):
+    """No intact route leads to the version that is wanted."""
 
 
 class EngineError(WeightcastError):

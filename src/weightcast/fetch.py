@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from weightcast.container import FileSource
 from weightcast.detect import refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digests
 from weightcast.errors import (
+    AccessError,
     BaseError,
     ChannelError,
     CheckpointError,
@@ -42,6 +44,10 @@ from weightcast.workers import ONE, Workers
 
 _AHEAD = 2
 """Objects that are fetched while another is decoded."""
+
+
+_BAD_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR}
+"""What the system says of a file name that it cannot have: the channel's fault, not the disk's."""
 
 
 class BadEdgeError(Exception):
@@ -218,8 +224,13 @@ def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progre
             ref, base = _delta_of(manifest, edge)
         _fetch_object(chain, ref, path, progress, durable=False)
         return _Arrived(edge, path, manifest.position if manifest else None, base)
-    except (FormatError, MissingError, ChannelError, CheckpointError, UsageError) as error:
+    except (FormatError, MissingError, AccessError, ChannelError, CheckpointError, UsageError) as error:
         raise BadEdgeError(edge, error) from error
+    except OSError as error:
+        if error.errno not in _BAD_NAMES:
+            raise
+        problem = f"a file of that name cannot be stored here: {error.strerror}"
+        raise BadEdgeError(edge, FormatError(problem, file=edge.key)) from error
 
 
 def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:

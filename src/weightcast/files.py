@@ -7,12 +7,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from weightcast.errors import CheckpointError, SpaceError
+from weightcast.errors import BusyError, CheckpointError, SpaceError, WeightcastError
 
 Report = Callable[[str, int, int], None]
 """Told (stage, bytes done, bytes in all) as work goes on."""
@@ -80,6 +81,46 @@ def noticing_full(folder: Path) -> Iterator[None]:
         raise SpaceError("the disk ran full", file=str(folder), hint="Make room and try again.") from error
 
 
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """An error of the local disk becomes a `SpaceError` or a `CheckpointError` that names the file and the remedy."""
+    try:
+        with noticing_full(folder):
+            yield
+    except OSError as error:
+        if isinstance(error, (WeightcastError, ConnectionError)):
+            raise
+        problem = f"the system refused an operation: {error.strerror or error}"
+        file = error.filename if isinstance(error.filename, str) else str(folder)
+        hint = "Check the disk, the folder's permissions and its quota, then try again."
+        raise CheckpointError(problem, file=file, hint=hint) from error
+
+
+def own_copy(path: Path, workshop: Path) -> bool:
+    """Give ``path`` a copy of its own, durably, if other names share its content; False if it was alone with it.
+
+    A folder made by `cp -al` shares its files with the original: writing to one would change both.
+    """
+    if path.lstat().st_nlink == 1:
+        return False
+    require_space(workshop, path.lstat().st_size)
+    copy = workshop / f".{path.name}.copy"
+    try:
+        shutil.copyfile(path, copy, follow_symlinks=False)
+        shutil.copystat(path, copy, follow_symlinks=False)
+        fd = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        copy.replace(path)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise
+    sync_folder(path.absolute().parent)
+    return True
+
+
 def discard(path: Path) -> None:
     """Remove a file, or a folder with all that is in it."""
     if path.is_dir() and not path.is_symlink():
@@ -89,21 +130,45 @@ def discard(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False, wait: bool = True, holder: str = "another process") -> Iterator[None]:
-    """Hold the lock file ``path``, alone or with others; it is let go when the process dies, too."""
+def locked(
+    path: Path, *, shared: bool = False, patience: float | None = None, holder: str = "another process"
+) -> Iterator[None]:
+    """Hold the lock file ``path``, alone or with others; it is let go when the process dies, too.
+
+    `BusyError` if ``holder`` does not let go of it within ``patience`` seconds; None waits without limit.
+    """
     # Readers may be on another machine, with the folder mounted read-only.
     flags = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
-        try:
-            fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if not _acquire(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience):
+            waited = f", and did not finish within {patience:g} s" if patience else ""
             hint = "Wait until it is done, or use another folder."
-            raise CheckpointError(f"{holder} is at work here", file=str(path.parent), hint=hint) from None
+            raise BusyError(f"{holder} is at work here{waited}", file=str(path.parent), hint=hint)
         yield
     finally:
         os.close(fd)
 
+
+def _acquire(fd: int, kind: int, patience: float | None) -> bool:
+    """Whether the lock was taken. The system has no lock with a time limit, so it is tried again and again."""
+    if patience is None:
+        fcntl.flock(fd, kind)
+        return True
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOCK_RETRY)
+        else:
+            return True
+
+
+_LOCK_RETRY = 0.02
+"""Seconds between two attempts at a lock."""
 
 _SCRATCH = "weightcast-"
 
@@ -117,12 +182,12 @@ def scratch() -> Iterator[Path]:
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with suppress(OSError, CheckpointError):  # others' folders, and others who do the same
             if left.lstat().st_uid == os.getuid() and (left / "owner").is_file():
-                with locked(left / "owner", wait=False):
+                with locked(left / "owner", patience=0):
                     shutil.rmtree(left)
     # It gets the name that others look for only once it is locked: none may take it for a dead one's meanwhile.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}"))
     folder = unlocked.with_name(unlocked.name.removeprefix("."))
-    with noticing_full(folder), locked(unlocked / "owner", wait=False):
+    with noticing_full(folder), locked(unlocked / "owner", patience=0):
         unlocked.rename(folder)
         try:
             yield folder

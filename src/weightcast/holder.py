@@ -14,7 +14,7 @@ from weightcast.bits import Target, Weights, refuse_other_bits
 from weightcast.checkpoint import Checkpoint
 from weightcast.container import FileSource
 from weightcast.digest import Fingerprint, fingerprint
-from weightcast.errors import UsageError
+from weightcast.errors import UsageError, WeightcastError
 from weightcast.files import scratch
 from weightcast.keys import Position
 from weightcast.stage import scatter_into
@@ -45,6 +45,10 @@ class Staged:
     patches: tuple[StagedPatch, ...]
     nbytes: int
     """Fetched for it."""
+    short_of: Position | None = None
+    """The version that was wanted, if no intact route leads there and this is the newest before it."""
+    reason: WeightcastError | None = None
+    """Why ``short_of`` cannot be reached."""
 
     @property
     def is_there(self) -> bool:
@@ -88,8 +92,11 @@ class Holder(Protocol):
         """Hold what was staged. Doing it again after an interruption completes it."""
         ...
 
-    def fold(self, wait: bool = True) -> bool:
-        """Bring what others read up to what is held, if that lags behind; False if others prevent it."""
+    def fold(self, wait: bool = True, patience: float | None = None) -> bool:
+        """Bring what others read up to what is held, if that lags behind; False if others prevent it.
+
+        `BusyError` where they are to be waited for and take longer than ``patience`` seconds.
+        """
         ...
 
     def close(self) -> None: ...
@@ -150,7 +157,7 @@ class MemoryHolder:
         if staged.folder is not None:
             shutil.rmtree(staged.folder)
 
-    def fold(self, wait: bool = True) -> bool:
+    def fold(self, wait: bool = True, patience: float | None = None) -> bool:
         return True
 
     def close(self) -> None:

@@ -7,6 +7,8 @@
     FOLDER/.weightcast/changing             there while the files change, or are wrong: they must not be loaded
     FOLDER/.weightcast/install.json         there while a new anchor's files (anchor/) and log (ahead/) are moved in
     FOLDER/.weightcast/owner                held by the one process that keeps this mirror
+    FOLDER/.weightcast/ran.json             the newest version for which the command of `pull --exec` succeeded
+    FOLDER/.weightcast/instance             the last process that reported to the bucket from here
 
 One step of training touches nearly every page of the files, so they are not written for every version: a version is
 taken by adding its patch to the log, which is synced. Now and then the log is *folded* into the files. The log holds
@@ -20,28 +22,44 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from weightcast.bits import TensorTable, Weights
 from weightcast.checkpoint import CHANGING, INDEX, MIRROR, Checkpoint, redo_path
 from weightcast.detect import refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digest
-from weightcast.errors import CheckpointError, UsageError, WeightcastError
-from weightcast.files import Report, discard, locked, noticing_full, remove, silent, sync_folder, write_mark
+from weightcast.errors import BusyError, CheckpointError, UsageError, WeightcastError
+from weightcast.files import (
+    Report,
+    discard,
+    disk_errors,
+    locked,
+    own_copy,
+    remove,
+    silent,
+    sync_folder,
+    write_mark,
+)
 from weightcast.folded import FileTimes, Folded, RedoLog, log_name, make_folders, read_folded, write_folded
 from weightcast.holder import Staged, position_of
-from weightcast.keys import Position
+from weightcast.keys import Position, is_channel_id
 from weightcast.stage import Overlay, standing_of
 from weightcast.workers import ONE, Workers
 
 POSITION, INSTALL = "position.json", "install.json"
-_OWN = {POSITION, INSTALL, CHANGING, "log", "staged", "incoming", "lock", "owner"}
+RAN, INSTANCE = "ran.json", "instance"
+_OWN = {POSITION, INSTALL, CHANGING, RAN, INSTANCE, "log", "staged", "incoming", "lock", "owner"}
 
 _EDITED = "Pull again: it is put right from the channel."
 
 FOLD_EVERY = 8
 """Versions in the log before they are folded; a reader that holds the lock delays it, and the log grows meanwhile."""
+
+PATIENCE = 30.0
+"""Seconds that whoever must change the files waits for readers, before it gives up with a `BusyError`."""
+
+_READERS = "whoever reads the mirror's files"
 
 
 class Mirror:
@@ -72,7 +90,8 @@ class Mirror:
         self._folded: Folded | None = None
         self.version: int | None = None
         self.standing: Fingerprint | None = None
-        with noticing_full(self.folder):
+        self._is_alone = False
+        with disk_errors(self.folder):
             self._open()
 
     def _open(self) -> None:
@@ -80,7 +99,7 @@ class Mirror:
         # A checkpoint that somebody put here is taken over if it is a version of the channel, and never overwritten.
         self.adopted = not ((self._inner / POSITION).exists() or (self._inner / INSTALL).exists())
         with ExitStack() as opening:
-            opening.enter_context(locked(self._inner / "owner", wait=False, holder="another follower of this mirror"))
+            opening.enter_context(locked(self._inner / "owner", patience=0, holder="another follower of this mirror"))
             # Behind the lock: whoever is refused must not take away what another has just made.
             opening.callback(self._unmake)
             opening.callback(self._let_go)
@@ -141,7 +160,7 @@ class Mirror:
         self._stand(*(self._log.end or (version, standing)))
         marked = (self._inner / CHANGING).exists()
         if marked and self._log:
-            with locked(self._inner / "lock"):
+            with self._alone(PATIENCE):
                 self._fold(prove_all=not proven)
         elif ((marked and not proven) or not self._are_untouched()) and self.examine() and not self.fold(wait=False):
             return  # the log hides what was changed below it: the files are wrong until they are folded
@@ -252,7 +271,9 @@ class Mirror:
         """
         if staged.folder is None and position_of(self) != staged.start:
             raise UsageError("this was staged for another version", file=str(self.folder), hint="Poll again.")
-        with self._doubting():
+        # Who reads the files now must not have them exchanged; a `BusyError` leaves everything as it was.
+        alone = self._alone(PATIENCE) if staged.folder is not None else nullcontext()
+        with alone, self._doubting():
             if staged.folder is not None and staged.anchor is not None:
                 self._prepare_install(staged, staged.folder, staged.anchor)
                 self._install(proven=True)
@@ -279,7 +300,7 @@ class Mirror:
     def _doubting(self) -> Iterator[None]:
         """If this ends early, we do not know what the folder holds before it is looked at again."""
         try:
-            with noticing_full(self.folder):
+            with disk_errors(self.folder):
                 yield
         except BaseException:
             self._let_go()
@@ -288,21 +309,48 @@ class Mirror:
 
     # -- fold --------------------------------------------------------------------------------------------------------
 
-    def fold(self, wait: bool = True) -> bool:
-        """Write the log into the files; False if readers hold them and ``wait`` is not wanted."""
+    def fold(self, wait: bool = True, patience: float | None = None) -> bool:
+        """Write the log into the files; False if readers hold them and ``wait`` is not wanted.
+
+        `BusyError` if readers hold them longer than ``patience`` seconds; `PATIENCE` if that is None.
+        """
         if not self._log or self.standing is None:
             return True
         version = self.version
-        with self._doubting(), ExitStack() as holding:
+        with ExitStack() as holding:
             try:
-                holding.enter_context(locked(self._inner / "lock", wait=wait))
-            except CheckpointError:
+                holding.enter_context(self._alone((PATIENCE if patience is None else patience) if wait else 0))
+            except BusyError:
+                if wait:
+                    raise
                 return False
-            if self._are_untouched() or self.examine():
-                self._fold()
+            with self._doubting():
+                if self._are_untouched() or self.examine():
+                    self._fold()
         if self.version != version:
             raise CheckpointError("the files were changed by somebody else", file=str(self.folder), hint=_EDITED)
         return True
+
+    @contextmanager
+    def _alone(self, patience: float) -> Iterator[None]:
+        """Hold the readers' lock alone; what runs inside may ask for it again."""
+        if self._is_alone:
+            yield
+            return
+        with locked(self._inner / "lock", patience=patience, holder=_READERS):
+            self._is_alone = True
+            try:
+                yield
+            finally:
+                self._is_alone = False
+
+    def _own_files(self) -> None:
+        """Make sure that no other folder shares the files that are about to be written."""
+        copied = [own_copy(path, self._inner) for path in self._files_now().files]
+        if any(copied):
+            self._close_files()
+            if not self._open_files():
+                raise CheckpointError("the files cannot be opened again", file=str(self.folder), hint=_EDITED)
 
     def _fold(self, prove_all: bool = False) -> None:
         """Write the log into the files. If that does not give the bits it should, they are no version any more.
@@ -312,6 +360,7 @@ class Mirror:
         version, standing = self.version, self.standing
         assert version is not None
         assert standing is not None
+        self._own_files()
         write_mark(self._inner / CHANGING)
         touched = {row.spec.name for reader in self._log.readers for row in reader.rows}
         done, total = 0, sum(self.table[name].nbytes for name in touched)
@@ -369,7 +418,7 @@ class Mirror:
         """
         new = self._read_folded(INSTALL)
         self._let_go()
-        with locked(self._inner / "lock"):
+        with self._alone(PATIENCE):
             write_mark(self._inner / CHANGING)
             if new is not None:
                 self._move_in(new)
@@ -415,6 +464,8 @@ class Mirror:
 
 def default_mirror(channel: str) -> Path:
     """Where this user keeps a channel's weights if nobody says otherwise, by its id; the folder above it is made."""
+    if not is_channel_id(channel):  # it becomes a path: nothing may lead out of the cache
+        raise UsageError(f"{channel[:100]!r} is not the id of a channel", hint="An id is 32 hexadecimal digits.")
     cache = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "weightcast"
     folder.mkdir(parents=True, exist_ok=True)

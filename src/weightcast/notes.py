@@ -59,8 +59,15 @@ def beat(chain: Chain, heartbeat: Heartbeat) -> None:
 
 
 def fall_silent(chain: Chain, replica: str) -> None:
-    """Take back a replica's last word: nobody shall wait for it."""
+    """Delete a replica's heartbeat, so that nobody waits for it or keeps versions for it."""
     chain.store.delete(replica_key(replica))
+
+
+def heartbeat_of(chain: Chain, replica: str) -> Heartbeat | None:
+    """The last heartbeat under a name; None if there is none, or none that makes sense."""
+    with suppress(MissingError, FormatError):
+        return readable(read_record(chain.store, replica_key(replica)), heartbeat_from_json)
+    return None
 
 
 def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:

@@ -74,13 +74,13 @@ def _walked(by: dict[int | None, Edge], start: int | None, goal: int) -> Route:
     return tuple(reversed(route))
 
 
-def reachable(edges: Iterable[Edge]) -> set[int]:
-    """Versions that someone who holds nothing can get to."""
+def reachable(edges: Iterable[Edge], start: int | None = None) -> set[int]:
+    """Versions that someone who holds ``start``, or nothing, can get to."""
     leaving: dict[int | None, list[int]] = defaultdict(list)
     for edge in edges:
         leaving[edge.base].append(edge.result)
     found: set[int] = set()
-    ahead = list(leaving[None])
+    ahead = [*leaving[None], *leaving[start]]
     while ahead:
         at = ahead.pop()
         if at not in found:

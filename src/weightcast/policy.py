@@ -57,3 +57,11 @@ class AtLeast:
         if (at is not None and at >= self.version) or head < self.version:
             return None
         return head
+
+
+def accepts(policy: Policy, at: int | None, version: int) -> bool:
+    """Whether ``policy`` would go from ``at`` to ``version`` if that were the newest."""
+    try:
+        return policy.goal(at, version) == version
+    except UsageError:
+        return False

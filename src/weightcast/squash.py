@@ -57,7 +57,9 @@ def squash(
             continue
         with ExitStack() as opened:
             before, after = (
-                opened.enter_context(Subscriber(chain.store, scratch / f"{level}-{name}", threads=workers.threads))
+                opened.enter_context(
+                    Subscriber(chain.store, scratch / f"{level}-{name}", threads=workers.threads, fold=False)
+                )
                 for name in ("base", "result")
             )
             for base, result in wanted:

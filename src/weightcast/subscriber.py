@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
+import logging
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from weightcast.avoid import Avoided
+from weightcast.backoff import CLOCK, Backoff, Clock
 from weightcast.bits import Target, refuse_no_weights
 from weightcast.chain import Chain, edge_of
+from weightcast.checkpoint import MIRROR
 from weightcast.detect import refuse_other_table
 from weightcast.errors import (
     AccessError,
+    BusyError,
     ChannelError,
     FormatError,
     MissingError,
+    NoRouteError,
     SpaceError,
     StoreError,
-    UnsupportedError,
     UsageError,
     WeightcastError,
 )
 from weightcast.fetch import BadEdgeError, forget_downloads, stage_route
-from weightcast.files import Report, noticing_full, silent
+from weightcast.files import Report, disk_errors, silent
 from weightcast.holder import Holder, MemoryHolder, Staged, position_of
-from weightcast.keys import Position, check_name
-from weightcast.manifest import Channel, Heartbeat, Manifest
-from weightcast.mirror import Mirror
-from weightcast.notes import beat
-from weightcast.plan import Route, cheapest_route
-from weightcast.policy import Newest, Policy
+from weightcast.keys import Position
+from weightcast.manifest import Channel, Manifest
+from weightcast.mirror import INSTANCE, Mirror
+from weightcast.plan import Route, cheapest_route, reachable
+from weightcast.policy import Newest, Policy, accepts
+from weightcast.pulse import BEAT_EVERY, BEAT_MOST, Pulse, error_text
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.workers import Workers
@@ -42,8 +47,14 @@ from weightcast.workers import Workers
 _LOOK_FURTHER = 32
 """Idle polls until the head is looked up anew: what follows us may have been collected, or the channel reset."""
 
-_BEAT_EVERY, _BEAT_MOST = 30.0, 5.0
-"""Seconds between two heartbeats when nothing is new, and when a version was taken."""
+_FOLD_IDLE = 30.0
+"""Seconds without a new version until a mirror's files are brought up to date: sooner they would be written for every
+version of a training run whose steps are slow."""
+
+_CLOSING = 2.0
+"""Seconds that `close` waits for those who read a mirror's files."""
+
+_log = logging.getLogger("weightcast")
 
 NEWEST = Newest()
 
@@ -65,22 +76,32 @@ class Subscriber:
         replica: str | None = None,
         threads: int | None = None,
         report: Report = silent,
+        fold: bool = True,
+        clock: Clock = CLOCK,
     ):
         """``channel`` is a URL; ``holds`` is a target in memory, or the folder of a mirror.
 
-        With a ``replica`` name, heartbeats are left in the bucket, as far as that is permitted.
+        With a ``replica`` name, heartbeats are left in the bucket, as far as that is permitted. ``fold`` brings a
+        mirror's files up to date at the end and when nothing is new; without it only a long log does, which is cheaper
+        where nobody loads the files.
         """
         self._policy = policy
         self._holds = holds
-        self._replica = check_name(replica, "replica") if replica else None
         self._report = report
+        self._folds = fold
+        self._clock = clock
+        self._avoided = Avoided(clock)
+        self._examined = False
+        self._ran: int | None = None
+        self._problem: str | None = None
         self._chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)
         self._workers = Workers(threads)
         self._stopped = threading.Event()
         self._idle = _LOOK_FURTHER
-        self._last_beat = -_BEAT_EVERY
-        self._told: Position | None = None
+        self._taken = clock.now()
         try:
+            note = Path(holds) / MIRROR / INSTANCE if isinstance(holds, (str, Path)) else None
+            self._pulse = Pulse(replica, note, clock) if replica else None
             self._holder = self._hold(self._chain.channel)
         except BaseException:
             self._workers.close()
@@ -121,14 +142,18 @@ class Subscriber:
     def poll(self) -> Staged | None:
         """Look for the version that the policy wants, and stage all that leads there; None if there is nothing to do.
 
-        What is held is not touched. A damaged, missing or lying object is planned around.
+        What is held is not touched. A damaged, missing, refused or lying object is planned around. If no intact route
+        leads to the version that is wanted, the newest before it that the policy accepts is staged instead, and
+        `Staged.short_of` says so; `NoRouteError` if there is none.
         """
-        goal = self._goal()
-        if goal is None:
-            self._beat()
-            return None
-        with noticing_full(self._holder.workshop):
-            return self._reach(goal)
+        with disk_errors(self._holder.workshop):
+            goal = self._goal()
+            if goal is not None:
+                return self._reach(goal)
+            if self._folds and self._clock.now() - self._taken >= _FOLD_IDLE:
+                self._holder.fold(wait=False)
+        self._beat()
+        return None
 
     def _goal(self) -> Manifest | None:
         """The commit to go to; None to stay."""
@@ -152,7 +177,13 @@ class Subscriber:
     def plan(self) -> Route:
         """The cheapest route to where the policy wants to go; nothing is fetched."""
         goal = self._goal()
-        return self._route(goal.position.version, set(), None) if goal else ()
+        if goal is None:
+            return ()
+        self._avoided.begin()
+        try:
+            return self._route(goal.position.version)
+        except _NoWayError as end:
+            raise end.error from end
 
     def _look(self) -> Manifest | None:
         """The head, as far as it is of interest; None where nothing is new. One small request when idle."""
@@ -213,26 +244,61 @@ class Subscriber:
         return True
 
     def _reach(self, goal: Manifest) -> Staged:
-        avoid: set[str] = set()
-        trouble: WeightcastError | None = None
-        examined = False
-        quick = self._next_step(goal)
-        route = quick or self._route(goal.position.version, avoid, None)
+        """Stage the way to ``goal``, or to the newest version before it that can be reached."""
+        self._avoided.begin()
+        self._examined = False
+        found, reason = goal, None
         while True:
             try:
-                return stage_route(self._chain, self._holder, route, goal, self._workers, self._report)
+                staged = self._stage(found)
+            except _NoWayError as end:
+                reason = reason or end.error
+                nearer = self._newest_before(found.position.version)
+                if nearer is None:
+                    raise reason from end
+                found = nearer
+            else:
+                return replace(staged, short_of=goal.position, reason=reason) if reason else staged
+
+    def _stage(self, goal: Manifest) -> Staged:
+        quick = self._next_step(goal)
+        route = quick or self._route(goal.position.version)
+        while True:
+            try:
+                staged = stage_route(self._chain, self._holder, route, goal, self._workers, self._report)
             except SpaceError:
                 if route is not quick:
                     raise  # else its size is but the word of a manifest: see what the bucket says
             except BadEdgeError as bad:
-                trouble = trouble or bad.error
-                avoid.add(bad.edge.key)
-                if not examined and not isinstance(bad.error, MissingError) and self._holder.standing is not None:
-                    examined = True
-                    if self._is_elsewhere():
-                        self._look_anew()
-                        avoid.clear()
-            route = self._route(goal.position.version, avoid, trouble)
+                self._avoided.add(bad.edge, bad.error)
+                self._check_ourselves(bad.error)
+            else:
+                self._avoided.succeeded(route)
+                return staged
+            route = self._route(goal.position.version)
+
+    def _check_ourselves(self, error: WeightcastError) -> None:
+        """A patch that does not fit may mean that our own weights are not what we think; looked at once per poll."""
+        if self._examined or isinstance(error, (MissingError, AccessError)) or self._holder.standing is None:
+            return
+        self._examined = True
+        if self._is_elsewhere():
+            self._look_anew()
+            self._avoided.clear()
+
+    def _newest_before(self, version: int) -> Manifest | None:
+        """The newest version before ``version``, and behind ours, that can be reached and the policy accepts."""
+        at = self._holder.version
+        edges = {edge.key: edge for edge in self._chain.edges(None, version) + self._chain.reference_edges()}
+        if at is not None and at < version:
+            edges |= {edge.key: edge for edge in self._chain.edges(at, version)}
+        there = reachable((edge for edge in edges.values() if edge.key not in self._avoided), at)
+        for candidate in sorted(there, reverse=True):
+            if candidate >= version or not accepts(self._policy, at, candidate):
+                continue
+            with suppress(MissingError, FormatError, AccessError):
+                return self._chain.manifest(candidate)
+        return None
 
     def _is_elsewhere(self) -> bool:
         """Whether what is held is not the version it is thought to be; then that is forgotten."""
@@ -246,49 +312,57 @@ class Subscriber:
     def _next_step(self, goal: Manifest) -> Route | None:
         """The delta that leads from here to ``goal``, where that is all there is to do: no need to list anything."""
         at = self.position
-        return (edge_of(goal),) if at is not None and goal.base == at else None
+        if at is None or goal.base != at or goal.object.key in self._avoided:
+            return None
+        return (edge_of(goal),)
 
-    def _route(self, goal: int, avoid: set[str], trouble: WeightcastError | None) -> Route:
+    def _route(self, goal: int) -> Route:
         start = self._holder.version
         if start is not None and start > goal:
             start = None
         # If nothing leads on from here, an anchor from before may, with a squash that passes by.
         for first in dict.fromkeys((start, None)):
-            edges = [edge for edge in self._chain.edges(first, goal) if edge.key not in avoid]
+            edges = [edge for edge in self._chain.edges(first, goal) if edge.key not in self._avoided]
             route = cheapest_route(edges, start, goal)
             if route is not None:
                 return route
-        route = self._route_from_elsewhere(goal, avoid)
+        route = self._route_from_elsewhere(goal)
         if route is None:
-            raise self._no_way(start, goal, trouble) from trouble
+            raise _NoWayError(self._why_not(start, goal))
         return route
 
-    def _route_from_elsewhere(self, goal: int, avoid: set[str]) -> Route | None:
+    def _route_from_elsewhere(self, goal: int) -> Route | None:
         """The cheapest that begins at a checkpoint which the channel only names; None if there is none to be had."""
-        named = [edge for edge in self._chain.reference_edges() if edge.result <= goal and edge.key not in avoid]
+        named = [
+            edge for edge in self._chain.reference_edges() if edge.result <= goal and edge.key not in self._avoided
+        ]
         if not named:
             return None
         edges = self._chain.edges(min(edge.result for edge in named), goal)
-        return cheapest_route([*named, *(edge for edge in edges if edge.key not in avoid)], None, goal)
+        return cheapest_route([*named, *(edge for edge in edges if edge.key not in self._avoided)], None, goal)
 
-    def _no_way(self, start: int | None, goal: int, trouble: WeightcastError | None) -> WeightcastError:
-        url = self._chain.store.url
-        elsewhere = isinstance(trouble, StoreError) and trouble.url != url
-        if trouble is not None and not elsewhere:
-            found = str(trouble).rstrip(".")
+    def _why_not(self, start: int | None, goal: int) -> WeightcastError:
+        """Why no route leads to ``goal``, with the remedy."""
+        url, reason = self._chain.store.url, self._avoided.reason
+        elsewhere = isinstance(reason, StoreError) and reason.url != url
+        if isinstance(reason, AccessError) and not elsewhere:
+            problem = f"version {goal} cannot be reached: {reason.problem}"
+            return AccessError(problem, url=url, key=reason.key, hint=reason.hint)
+        if reason is not None and not elsewhere:
+            found = str(reason).rstrip(".")
             hint = (
                 f"First: {found}. `weightcast verify {url} --deep` names all; `weightcast publish --anchor` mends it."
             )
-            return ChannelError(f"version {goal} cannot be reached: all ways there are damaged", file=url, hint=hint)
+            return NoRouteError(f"version {goal} cannot be reached: all ways there are damaged", file=url, hint=hint)
         for anchor in self._chain.references():
             if anchor.reference is not None:
                 name = f"{anchor.reference.repository} at {anchor.reference.revision}"
                 hint = f"Download {name} into the replica's folder first: it is version {anchor.position.version}."
-                why = f": {trouble.problem}" if trouble is not None else ""
-                return ChannelError(f"version {goal} begins at a checkpoint that is not here{why}", file=url, hint=hint)
+                why = f": {reason.problem}" if reason is not None else ""
+                return NoRouteError(f"version {goal} begins at a checkpoint that is not here{why}", file=url, hint=hint)
         whence = "nothing" if start is None else f"version {start}"
         hint = "What led there was collected, or never arrived; `weightcast publish --anchor` mends it."
-        return ChannelError(f"no way leads from {whence} to version {goal}", file=url, hint=hint)
+        return NoRouteError(f"no way leads from {whence} to version {goal}", file=url, hint=hint)
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
@@ -297,15 +371,18 @@ class Subscriber:
         if self.position not in (None, staged.start) or not staged.is_there:
             hint = "Poll again."
             raise UsageError(f"this was staged for version {staged.start}, and is old", hint=hint)
-        with noticing_full(self._holder.workshop):
+        with disk_errors(self._holder.workshop):
             self._holder.take(staged)
-        forget_downloads(self._holder)
-        self._idle = 0
-        self._beat(every=_BEAT_MOST)
+            forget_downloads(self._holder)
+        self._idle, self._taken = 0, self._clock.now()
+        self._beat(every=BEAT_MOST)
         return staged.position
 
     def fold(self, wait: bool = True) -> bool:
-        """Bring a mirror's files up to the version it holds; False if others read them and ``wait`` is not wanted."""
+        """Bring a mirror's files up to the version it holds; False if others read them and ``wait`` is not wanted.
+
+        `BusyError` if they read them for longer than half a minute.
+        """
         return self._holder.fold(wait)
 
     def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position]:
@@ -313,48 +390,69 @@ class Subscriber:
 
         An error ends it, unless ``trouble`` is given: that is told, and the weights stay as they are until it is over.
         """
-        failures = 0
+        for position in self.rounds(every, trouble):
+            if position is not None:
+                yield position
+
+    def rounds(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position | None]:
+        """As `follow`, but give out None, too, after each round that reached nothing new, before the wait behind it."""
+        backoff = Backoff(every)
+        staged: Staged | None = None
         while not self._stopped.is_set():
+            position = None
             try:
-                staged = self.poll()
+                staged = staged or self.poll()
                 position = self.apply(staged) if staged else None
-                failures = 0
+                staged = None
+                backoff.succeeded()
+                pause = backoff.idle()
             except WeightcastError as error:
                 if trouble is None:
                     raise
                 trouble(error)
+                if not isinstance(error, BusyError):
+                    staged = None  # else it is as good as before, and only waits for a reader to finish
                 if not isinstance(error, StoreError):  # whom should we tell?
                     self._beat(error)
-                failures, position = failures + 1, None
-            if position is not None:
-                yield position
-            else:
-                self._stopped.wait(min(every * 2**failures, max(every, 60.0)) * random.uniform(0.8, 1.2))
+                pause = backoff.failed()
+            yield position
+            if position is None:
+                self._clock.wait(self._stopped, pause)
 
     def stop(self) -> None:
         """End `follow`, from any thread."""
         self._stopped.set()
 
-    def _beat(self, error: WeightcastError | None = None, every: float = _BEAT_EVERY) -> None:
-        """Tell how we do, rarely; a bucket that does not let us is not asked again."""
-        now, position = time.monotonic(), self.position
-        if self._replica is None or position is None or (now - self._last_beat < every and error is None):
-            return
-        self._last_beat, self._told = now, position
-        try:
-            text = re.sub(r"\s+", " ", str(error))[:500] if error else None
-            beat(self._chain, Heartbeat(self._replica, position, time.time(), text))
-        except (AccessError, UnsupportedError):
-            self._replica = None
-        except StoreError:
-            self._told = None  # nobody misses one heartbeat; the next may get through
+    def report_command(self, version: int | None, problem: str | None = None) -> None:
+        """Say in heartbeats for which version the replica's command last succeeded, and what is wrong with it."""
+        changed = (version, problem) != (self._ran, self._problem)
+        self._ran, self._problem = version, problem
+        self._beat(every=BEAT_MOST if changed else BEAT_EVERY)
+
+    def _beat(self, error: WeightcastError | None = None, every: float = BEAT_EVERY) -> None:
+        """Report to the bucket how we do, rarely, if we have a name there."""
+        position = self.position
+        if self._pulse is not None and position is not None:
+            text = error_text(error) if error else self._problem
+            urgent = 0.0 if error else every
+            self._pulse.beat(self._chain, position, error=text, ran=self._ran, every=urgent)
 
     def close(self) -> None:
+        """Bring a mirror's files up to the version it holds, and let it go. Whoever reads them is not waited for long.
+
+        A log that is not folded then is folded by whoever takes the mirror up next.
+        """
         self.stop()
-        if self.position != self._told:
-            self._beat(every=0.0)
-        self._holder.close()
-        self._workers.close()
+        try:
+            if self._pulse is not None and self.position != self._pulse.told:
+                self._beat(every=0.0)
+            if self._folds and not self._holder.fold(wait=False):
+                self._holder.fold(patience=_CLOSING)
+        except BusyError as error:
+            _log.warning("the files lag behind the log: %s", error)
+        finally:
+            self._holder.close()
+            self._workers.close()
 
     def __enter__(self) -> Subscriber:
         return self
@@ -363,6 +461,17 @@ class Subscriber:
         self.close()
 
 
-def default_replica() -> str:
-    """This host's name, as a replica's."""
-    return re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname()).strip("-.")[:100] or "replica"
+class _NoWayError(Exception):
+    """No intact route leads to a version; ``error`` says why."""
+
+    def __init__(self, error: WeightcastError):
+        super().__init__(str(error))
+        self.error = error
+
+
+def default_replica(folder: Path | None = None) -> str:
+    """A name for a replica: this host's, and a few digits that tell its folders apart."""
+    host = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname()).strip("-.")[:80] or "replica"
+    if folder is None:
+        return host
+    return f"{host}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"

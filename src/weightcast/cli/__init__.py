@@ -11,6 +11,7 @@ from weightcast.cli.bench import bench
 from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave, prepare_kernels
 from weightcast.cli.diff import diff
 from weightcast.cli.digest import digest
+from weightcast.cli.forget import forget
 from weightcast.cli.gc import gc
 from weightcast.cli.init import init
 from weightcast.cli.inspect import inspect
@@ -36,7 +37,7 @@ app = typer.Typer(
 _PANELS = {
     "Channels: weights through a bucket": (init, publish, pull, log, show, status, plan, verify),
     "Engines": (attach,),
-    "Channels: upkeep": (squash, gc, pin, unpin, repair, reset),
+    "Channels: upkeep": (squash, gc, pin, unpin, forget, repair, reset),
     "Patches between checkpoints on disk": (diff, apply, inspect, digest),
 }
 for _panel, _verbs in _PANELS.items():

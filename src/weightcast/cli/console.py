@@ -64,7 +64,8 @@ EXIT_CODES_HELP = (
     "Exit codes: 0 done; 1 anything else; 2 wrong usage; 3 weights do not belong together, or verify found something; "
     "4 bytes break the format; 5 a checkpoint is not what it should be; 6 an interrupted apply must be resumed first; "
     "7 the bucket did not do what was asked; 8 it refuses these credentials; 9 the channel does not allow it; "
-    "10 another writer was first; 11 the disk is full; 12 an engine did not do what was asked; 130 interrupted."
+    "10 another writer was first; 11 the disk is full; 12 an engine did not do what was asked; "
+    "13 pull reached an older version than the newest, since newer ones are damaged; 130 interrupted."
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

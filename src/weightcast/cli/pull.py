@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,18 +11,23 @@ import typer
 
 from weightcast.chain import Chain
 from weightcast.checkpoint import MIRROR
+from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import Threads, Url, commit_of, fields_of, head_of, open_chain, say, tell, warn, working
 from weightcast.cli.wording import size, span
-from weightcast.errors import CheckpointError, StoreError, UsageError, VersionError, WeightcastError
+from weightcast.errors import NoRouteError, StoreError, UsageError, VersionError, WeightcastError
 from weightcast.files import Report
 from weightcast.holder import Staged
 from weightcast.keys import Position
 from weightcast.mirror import POSITION, Mirror
 from weightcast.policy import Newest, Pinned, Policy
-from weightcast.subscriber import Subscriber, default_replica
+from weightcast.pulse import error_text
+from weightcast.subscriber import Subscriber, Trouble, default_replica
 
-_FATAL = (UsageError, CheckpointError, VersionError)
+_FATAL = (UsageError, VersionError)
 """What does not pass by itself, nor is mended elsewhere while a follower goes on with what it has."""
+
+SHORT = 13
+"""Exit code: an older version than the newest was reached, since no intact route leads further."""
 
 
 def pull(
@@ -43,10 +44,12 @@ def pull(
     ] = False,
     every: Annotated[float, typer.Option(min=0.01, metavar="SECONDS", help="How often --follow looks.")] = 1.0,
     command: Annotated[
-        str | None, typer.Option("--exec", metavar="CMD", help="Run this in the shell after each new version.")
+        str | None,
+        typer.Option("--exec", metavar="CMD", help="Run this in the shell for each new version, until it succeeds."),
     ] = None,
     replica: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Report to the bucket as NAME; with --follow, as this host.")
+        str | None,
+        typer.Option(metavar="NAME", help="Report to the bucket as NAME; with --follow, else by host and folder."),
     ] = None,
     threads: Threads = None,
     as_json: Annotated[
@@ -55,7 +58,8 @@ def pull(
 ) -> None:
     """Bring FOLDER to a version of the channel, once or for ever.
 
-    Only what it lacks is fetched. CMD is told by WEIGHTCAST_VERSION, _STEP, _FOLDER and _DIGEST.
+    Only what it lacks is fetched. CMD is told by WEIGHTCAST_VERSION, _STEP, _FOLDER and _DIGEST. The files do not
+    change while it runs; a version for which it failed, or was killed, is tried again.
     """
     with working(threads, as_json) as (workers, report):
         if follow and version is not None:
@@ -66,26 +70,14 @@ def pull(
         elif not follow:
             head_of(chain)
         policy = Newest() if version is None else Pinned(version)
-        name = replica or (default_replica() if follow else None)
+        name = replica or (default_replica(folder) if follow else None)
         with closing(_Timed(chain, folder, policy, name, workers.threads, report)) as subscriber:
+            run = Command(command, folder, as_json) if command is not None else None
             if not follow:
-                raise typer.Exit(_pull(subscriber, folder, command, as_json))
+                raise typer.Exit(_pull(subscriber, folder, run, as_json))
             with suppress(KeyboardInterrupt):
-                _follow(subscriber, folder, every, command, as_json)
+                _follow(subscriber, folder, every, run, as_json)
         _leave(subscriber.chain, folder, as_json)
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A version that was taken."""
-
-    position: Position
-    step: int | None
-    nbytes: int
-    """Fetched for it."""
-    seconds: float
-    lag: float | None
-    """Seconds since it was committed, by two clocks; None if that cannot be known now."""
 
 
 class _Timed(Subscriber):
@@ -116,9 +108,9 @@ class _Timed(Subscriber):
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-def _pull(subscriber: _Timed, folder: Path, command: str | None, as_json: bool) -> int:
-    """Pull, fold, and run the command if there was anything new; its exit code, or 0."""
-    staged = subscriber.poll()
+def _pull(subscriber: _Timed, folder: Path, command: Command | None, as_json: bool) -> int:
+    """Pull, fold, and run the command if it has not succeeded for this version; its exit code, or 0, or `SHORT`."""
+    staged, reason = _poll(subscriber)
     if staged is not None:
         subscriber.apply(staged)
     _fold(subscriber, folder)
@@ -126,18 +118,41 @@ def _pull(subscriber: _Timed, folder: Path, command: str | None, as_json: bool) 
     assert position is not None
     arrival = subscriber.arrival(position)
     if as_json:
-        tell({"folder": str(folder), "new": staged is not None, **_fields(arrival)})
-    elif staged is None:
-        say(f"version {position.version} is there already")
-    else:
+        short = None if reason is None else fields_of(reason)
+        tell({"folder": str(folder), "new": staged is not None, **_fields(arrival), "short": short})
+    elif staged is not None:
         say(_line(arrival, "age"))
-    return run(command, folder, arrival, as_json) if command is not None and staged is not None else 0
+    elif reason is None:
+        say(f"version {position.version} is there already")
+    if reason is not None and not as_json:
+        warn(f"this is version {position.version}, not the newest: {reason}")
+    return _run_once(subscriber, command, arrival) or (SHORT if reason is not None else 0)
+
+
+def _poll(subscriber: Subscriber) -> tuple[Staged | None, WeightcastError | None]:
+    """What was staged, and why it is not, or would not be, the newest version, if so."""
+    try:
+        staged = subscriber.poll()
+    except NoRouteError as error:
+        if subscriber.position is None or isinstance(subscriber.policy, Pinned):
+            raise
+        return None, error
+    return staged, staged.reason if staged else None
+
+
+def _run_once(subscriber: Subscriber, command: Command | None, arrival: Arrival) -> int:
+    channel = subscriber.chain.channel.id
+    if command is None:
+        return 0
+    code = command.run(channel, arrival) if command.is_due(channel, arrival.position) else 0
+    _report(subscriber, command)
+    return code
 
 
 # -- for ever ----------------------------------------------------------------------------------------------------------
 
 
-def _follow(subscriber: _Timed, folder: Path, every: float, command: str | None, as_json: bool) -> None:
+def _follow(subscriber: _Timed, folder: Path, every: float, command: Command | None, as_json: bool) -> None:
     told: set[str] = set()
 
     def trouble(error: WeightcastError) -> None:
@@ -148,16 +163,35 @@ def _follow(subscriber: _Timed, folder: Path, every: float, command: str | None,
             tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
         told.add(str(error))
 
-    for position in subscriber.follow(every, trouble):
-        told.clear()
-        arrival = subscriber.arrival(position)
-        if as_json:
-            tell({"event": "version", "time": round(time.time(), 3), **_fields(arrival)})
-        else:
-            say(f"{time.strftime('%H:%M:%S')}  {_line(arrival, 'lag')}")
+    for position in subscriber.rounds(every, trouble):
+        if position is not None:
+            told.clear()
+            arrival = subscriber.arrival(position)
+            if as_json:
+                tell({"event": "version", "time": round(time.time(), 3), **_fields(arrival)})
+            else:
+                say(f"{time.strftime('%H:%M:%S')}  {_line(arrival, 'lag')}")
         if command is not None:
-            _fold(subscriber, folder)
-            run(command, folder, arrival, as_json, event=True)
+            _run_if_due(subscriber, folder, command, trouble)
+
+
+def _run_if_due(subscriber: _Timed, folder: Path, command: Command, trouble: Trouble) -> None:
+    """Run the command for the version that is held, unless it has succeeded for it, or failed a moment ago."""
+    held, channel = subscriber.position, subscriber.chain.channel.id
+    if held is None or not command.is_due(channel, held):
+        return
+    try:
+        _fold(subscriber, folder)
+        command.run(channel, subscriber.arrival(held), event=True)
+    except WeightcastError as error:
+        command.failed(held, error_text(error))
+        trouble(error)
+    _report(subscriber, command)
+
+
+def _report(subscriber: Subscriber, command: Command) -> None:
+    ran = command.ran(subscriber.chain.channel.id)
+    subscriber.report_command(ran.version if ran else None, command.problem)
 
 
 def _fold(subscriber: Subscriber, folder: Path) -> None:
@@ -168,11 +202,12 @@ def _fold(subscriber: Subscriber, folder: Path) -> None:
 
 
 def _leave(chain: Chain, folder: Path, as_json: bool) -> None:
-    """Fold what was taken. A signal may have come at any moment: what is on disk counts, as after a kill."""
+    """Say where the mirror is. A signal may have come at any moment: what is on disk counts, as after a kill."""
     version = None
     if (folder / MIRROR / POSITION).exists():
         with closing(Mirror(folder, chain.channel.id, chain.channel.table)) as mirror:
-            mirror.fold()
+            if not mirror.fold(wait=False):
+                warn(f"the files are at version {mirror.folded and mirror.folded.version}: somebody reads them")
             version = mirror.version
     if as_json:
         tell({"event": "end", "version": version})
@@ -180,7 +215,7 @@ def _leave(chain: Chain, folder: Path, as_json: bool) -> None:
         say(f"stopped at version {version}" if version is not None else "stopped; no version has come")
 
 
-# -- what is said and run ----------------------------------------------------------------------------------------------
+# -- what is said -----------------------------------------------------------------------------------------------------
 
 
 def _fields(arrival: Arrival) -> dict[str, Any]:
@@ -199,38 +234,3 @@ def _line(arrival: Arrival, since: str) -> str:
     lag = f"{since} {span(arrival.lag)}" if arrival.lag is not None else ""
     version, nbytes = f"version {arrival.position.version}", size(arrival.nbytes)
     return f"{version:<13}  {step:<10}  {nbytes:>7}  {arrival.seconds:6.2f} s  {lag}".rstrip()
-
-
-def run(command: str, folder: Path, arrival: Arrival, as_json: bool, event: bool = False) -> int:
-    """Run a command in the shell with the version in its environment; reports a failure, returns its exit code.
-
-    It has a session of its own, so that a signal to us reaches it through us, and it is waited for.
-    """
-    values = {
-        "WEIGHTCAST_VERSION": str(arrival.position.version),
-        "WEIGHTCAST_STEP": "" if arrival.step is None else str(arrival.step),
-        "WEIGHTCAST_FOLDER": str(folder.absolute()),
-        "WEIGHTCAST_DIGEST": arrival.position.digest,
-    }
-    # Standard output is for JSON alone if there is any.
-    child = subprocess.Popen(
-        command,
-        shell=True,
-        env=os.environ | values,
-        stdin=subprocess.DEVNULL,
-        stdout=2 if as_json else None,
-        start_new_session=True,
-    )
-    try:
-        code = child.wait()
-    except KeyboardInterrupt:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-        child.wait()
-        raise
-    code = code if code >= 0 else 128 - code
-    if as_json and event:
-        tell({"event": "command", "version": arrival.position.version, "exit_code": code})
-    elif code:
-        warn(f"the command ended with exit code {code}")
-    return code

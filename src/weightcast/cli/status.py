@@ -70,6 +70,7 @@ def _replica(beat: Heartbeat, heard: float, head: Manifest, now: float) -> dict[
         "lag": head.position.version - beat.position.version,
         "age": round(now - heard, 3),
         "pause": beat.pause,
+        "ran": beat.ran,
         "error": beat.error,
     }
 
@@ -101,11 +102,12 @@ def _print(found: dict[str, Any]) -> None:
 def _replicas(replicas: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("replica")
-    for column in ("version", "behind", "paused", "heard"):
+    for column in ("version", "behind", "command", "paused", "heard"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("error")
     for row in replicas:
         paused = "" if row["pause"] is None else f"{1000 * row['pause']:.0f} ms"
-        numbers = str(row["version"]), str(row["lag"]), paused, f"{span(row['age'])} ago"
+        ran = "" if row["ran"] is None else f"at {row['ran']}"
+        numbers = str(row["version"]), str(row["lag"]), ran, paused, f"{span(row['age'])} ago"
         table.add_row(Text(row["name"]), *numbers, Text(one_line(row["error"] or ""), "red"))
     return table

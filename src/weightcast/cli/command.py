@@ -1,0 +1,111 @@
+"""The command of `pull --exec`: run until it succeeds, at least once for every version that is not overtaken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from weightcast.backoff import CLOCK, Backoff, Clock
+from weightcast.checkpoint import MIRROR
+from weightcast.cli.console import tell, warn
+from weightcast.files import disk_errors, locked
+from weightcast.keys import Position
+from weightcast.ran import Ran, read_ran, write_ran
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A version that was taken."""
+
+    position: Position
+    step: int | None
+    nbytes: int
+    """Fetched for it."""
+    seconds: float
+    lag: float | None
+    """Seconds since it was committed, by two clocks; None if that cannot be known now."""
+
+
+class Command:
+    """Remembers in the mirror for which version it succeeded, and when to try again if it failed."""
+
+    def __init__(self, text: str, folder: Path, as_json: bool, clock: Clock = CLOCK):
+        self._text, self._folder, self._as_json = text, folder, as_json
+        self._clock = clock
+        self._ran = read_ran(folder)
+        self._backoff = Backoff(1.0)
+        self._failed: Position | None = None
+        self._not_before = clock.now()
+        self.problem: str | None = None
+        """What went wrong the last time; None if it succeeded."""
+
+    def ran(self, channel: str) -> Position | None:
+        """The version of ``channel`` for which this very command last succeeded."""
+        if self._ran is None or self._ran != Ran.of(channel, self._text, self._ran.position):
+            return None
+        return self._ran.position
+
+    def is_due(self, channel: str, position: Position) -> bool:
+        """Whether it has not succeeded for ``position``, and has waited long enough if it failed."""
+        if self.ran(channel) == position:
+            return False
+        return self._failed != position or self._clock.now() >= self._not_before
+
+    def run(self, channel: str, arrival: Arrival, event: bool = False) -> int:
+        """Run it now; its exit code. Nobody changes the files meanwhile."""
+        with locked(self._folder / MIRROR / "lock", shared=True):
+            code = execute(self._text, self._folder, arrival, self._as_json)
+        if code:
+            self.failed(arrival.position, f"the command ended with exit code {code}")
+        else:
+            ran = Ran.of(channel, self._text, arrival.position)
+            with disk_errors(self._folder):
+                write_ran(self._folder, ran)
+            self._ran, self._failed, self.problem = ran, None, None
+            self._backoff.succeeded()
+        if self._as_json and event:
+            tell({"event": "command", "version": arrival.position.version, "exit_code": code})
+        elif code:
+            warn(f"the command ended with exit code {code}")
+        return code
+
+    def failed(self, position: Position, problem: str) -> None:
+        """Try again later, unless another version comes first."""
+        if position != self._failed:
+            self._backoff.succeeded()
+        self._failed, self.problem = position, problem
+        self._not_before = self._clock.now() + self._backoff.failed()
+
+
+def execute(command: str, folder: Path, arrival: Arrival, as_json: bool) -> int:
+    """Run a command in the shell with the version in its environment; its exit code.
+
+    It has a session of its own, so that a signal to us reaches it through us, and it is waited for.
+    """
+    values = {
+        "WEIGHTCAST_VERSION": str(arrival.position.version),
+        "WEIGHTCAST_STEP": "" if arrival.step is None else str(arrival.step),
+        "WEIGHTCAST_FOLDER": str(folder.absolute()),
+        "WEIGHTCAST_DIGEST": arrival.position.digest,
+    }
+    # Standard output is for JSON alone if there is any; no other file of ours is open in the child.
+    child = subprocess.Popen(
+        command,
+        shell=True,
+        env=os.environ | values,
+        stdin=subprocess.DEVNULL,
+        stdout=2 if as_json else None,
+        start_new_session=True,
+    )
+    try:
+        code = child.wait()
+    except KeyboardInterrupt:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+        child.wait()
+        raise
+    return code if code >= 0 else 128 - code

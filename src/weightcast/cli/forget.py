@@ -1,0 +1,25 @@
+"""`weightcast forget URL REPLICA`"""
+
+from typing import Annotated
+
+import typer
+
+from weightcast import notes
+from weightcast.cli.console import AsJson, Url, facts, open_chain, working
+from weightcast.errors import UsageError
+from weightcast.keys import check_name
+
+
+def forget(
+    url: Url,
+    replica: Annotated[str, typer.Argument(metavar="REPLICA", help="Its name, as `weightcast status` shows it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Delete the heartbeat of a replica that is gone, so that `gc` keeps no versions for it."""
+    with working(1, as_json, kernels=False):
+        chain = open_chain(url)
+        if notes.heartbeat_of(chain, check_name(replica, "replica")) is None:
+            hint = f"`weightcast status {chain.store.url}` lists those there are."
+            raise UsageError(f"there is no replica {replica!r}", file=chain.store.url, hint=hint)
+        notes.fall_silent(chain, replica)
+        facts({"forgotten": replica}, as_json)
