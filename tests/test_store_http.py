@@ -23,7 +23,7 @@ from weightcast.errors import (
 from weightcast.store import http, open_store
 from weightcast.store.base import Listed
 from weightcast.store.file import FileStore
-from weightcast.store.http import HttpStore, index_bytes, read_index
+from weightcast.store.http import HttpStore, read_index
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,8 @@ def test_the_index_is_the_listing(web: Web) -> None:
     store = HttpStore(web.url)
     assert list(store.list("")) == []
     objects = [Listed("m/2", 7, 1e9), Listed("m/10", 0, 1e9 + 0.5), Listed("n/1", 3, 2e9), Listed("m/1", 3, 2e9)]
-    FileStore(web.folder).put("index.json", index_bytes(objects))
+    rows = [[listed.key, listed.size, listed.modified] for listed in objects]
+    FileStore(web.folder).put("index.json", json.dumps({"format": 1, "objects": rows}).encode())
     assert list(store.list("")) == sorted(objects, key=lambda listed: listed.key)
     assert [listed.key for listed in store.list("m/", "m/1")] == ["m/10", "m/2"]
     assert [listed.key for listed in store.list("m/1")] == ["m/1", "m/10"]

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from weightcast.errors import MissingError, UsageError
-from weightcast.store.base import Data, Store, delete_all, put_all
+from weightcast.store.base import Data, Store, debris, delete_all, discard_debris, put_all
 from weightcast.store.probe import clock, honours_create
 
 LARGE = 20_000_000
 
 HOSTILE_KEYS = [
     "", "/", "a/", "/a", "a//b", ".", "..", "../a", "a/../b", "a/./b", "a/..", ".hidden", "a/.tmp/b",
-    "a\0b", "a\nb", "a\x7fb", "a\\b", "..\\a", "a" * 256, "a/" * 450 + "a", "\ud800",
+    "a\0b", "a\nb", "a\x7fb", "a\\b", "..\\a", "a" * 256, "a/" * 450 + "a", "ä" * 128,
+    "a" * 255 + "/" + "b" * 255 + "/" + "c" * 255 + "/" + "d" * 255, "\ud800", "a/\udcff", "a\x85b", "a\u2028b",
 ]  # fmt: skip
 
 ODD_KEYS = [
@@ -92,7 +93,7 @@ class StoreContract:
 
     def test_ranges_count_from_the_beginning(self, store: Store, place: str) -> None:
         store.put(place + "a", b"content")
-        for start, length in [(-1, 1), (0, -1), (-3, None)]:
+        for start, length in [(-1, 1), (0, -1), (-3, None), (1 << 63, None), (0, 10**30)]:
             with pytest.raises(UsageError):
                 store.get(place + "a", start, length)
 
@@ -224,7 +225,7 @@ class StoreContract:
             with pytest.raises(UsageError):
                 call(key)
 
-    @pytest.mark.parametrize("prefix", ["/", "..", "../", "a//", "a/../", ".", "a\0", "a\\"])
+    @pytest.mark.parametrize("prefix", ["/", "..", "../", "a//", "a/../", ".", "a\0", "a\\", "\ud800", "a" * 256])
     def test_hostile_prefixes_are_refused(self, store: Store, prefix: str) -> None:
         with pytest.raises(UsageError):
             list(store.list(prefix))
@@ -279,6 +280,15 @@ class StoreContract:
         times = [listed.modified for listed in store.list(place)]
         for earlier, later in zip([before, *times], [*times, after], strict=True):
             assert earlier <= later + self.clock_slack
+
+    def test_finished_writes_leave_no_debris(self, store: Store, place: str) -> None:
+        store.put(place + "a", b"content")
+        before = {listed.key for listed in debris(store)}
+        store.put(place + "a", b"replaced")
+        store.create(place + "b", b"content")
+        store.create(place + "b", b"content")
+        assert {listed.key for listed in debris(store)} <= before
+        discard_debris(store, [])
 
     def test_what_cannot_be_read_is_not_stored(self, store: Store, place: str, tmp_path: Path) -> None:
         for call in (store.put, store.create):

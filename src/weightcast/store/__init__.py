@@ -39,7 +39,7 @@ def open_store(url: str | Path, report: Report = silent) -> Store:
     scheme, separator, rest = url.partition("://")
     if not separator:
         _refuse_slip(url)
-        return Patient(FileStore(Path(url).expanduser()))
+        return Patient(FileStore(_expanded(url)))
     scheme = scheme.lower()
     if scheme == "file":
         return Patient(FileStore(_path_of(url)))
@@ -53,6 +53,13 @@ def open_store(url: str | Path, report: Report = silent) -> Store:
     if scheme in ("http", "https"):
         return Patient(HttpStore(f"{scheme}://{rest}"))
     raise _unknown(url, scheme)
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"no such home folder: {path!r}", hint="Write the path out.") from error
 
 
 def _refuse_slip(url: str) -> None:

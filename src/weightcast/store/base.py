@@ -138,17 +138,23 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_prefix(prefix: str) -> str:
-    """The prefix, if a key can begin with it; `UsageError` otherwise."""
-    if not is_key(prefix) and not is_key(prefix + "_"):
-        raise UsageError(f"no key begins with that: {prefix[:100]!r}")
+def check_prefix(prefix: str, after: str = "") -> str:
+    """The prefix, if a key can begin with it, and with ``after``; `UsageError` otherwise."""
+    for beginning in (prefix, after):
+        if not is_key(beginning) and not is_key(beginning + "_"):
+            raise UsageError(f"no key begins with that: {beginning[:100]!r}", hint="List by the beginning of a key.")
     return prefix
 
 
+_MAX_RANGE = (1 << 63) - 1
+"""What systems count bytes with."""
+
+
 def check_range(start: int, length: int | None) -> None:
-    """`UsageError` unless the range counts from the beginning."""
-    if start < 0 or (length is not None and length < 0):
-        raise UsageError(f"no range of bytes: {start} and {length} from there")
+    """`UsageError` unless the range counts from the beginning, and no further than an object can be long."""
+    if not 0 <= start <= _MAX_RANGE or not 0 <= (length or 0) <= _MAX_RANGE:
+        hint = "Start and length are at least 0 and below 2^63."
+        raise UsageError(f"no range of bytes: {start} and {length} from there", hint=hint)
 
 
 def open_data(path: Path) -> BinaryIO:

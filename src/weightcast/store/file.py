@@ -60,7 +60,7 @@ class FileStore:
     """
 
     def __init__(self, root: Path | str):
-        self._root = Path(root).absolute()
+        self._root = _checked_root(Path(root))
         self._swept = self._seen = False
 
     @property
@@ -109,7 +109,7 @@ class FileStore:
             return self._enter(folders, name_if_free, upload, key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        top, _, _ = check_prefix(prefix).rpartition("/")
+        top, _, _ = check_prefix(prefix, after).rpartition("/")
         return self._walk(f"{top}/" if top else "", prefix, after)
 
     def delete(self, key: str) -> None:
@@ -248,12 +248,15 @@ class FileStore:
                     yield listed
 
     def _names(self, top: str) -> Sequence[str]:
-        """Files and folders in the order of the keys that begin with them: a folder's name ends with `/`."""
+        """Files and folders in the order of the keys that begin with them: a folder's name ends with `/`.
+
+        What is nested too deep for a key is left out, so that nobody's folders can exhaust the stack of the walk.
+        """
         with self._folder(top.split("/")[:-1]) as folder, os.scandir(folder) as entries:
             return sorted(
                 entry.name + "/" * entry.is_dir(follow_symlinks=False)
                 for entry in entries
-                if is_key(entry.name) and not entry.is_symlink()
+                if is_key(top + entry.name) and not entry.is_symlink()
             )
 
     def _listed(self, key: str) -> Listed | None:
@@ -286,6 +289,15 @@ class FileStore:
             raise
         except OSError as error:
             raise _translated(error, self.url, key) from error
+
+
+def _checked_root(root: Path) -> Path:
+    try:
+        if b"\0" not in os.fsencode(root):
+            return root.absolute()
+    except UnicodeEncodeError:
+        pass  # half of a surrogate pair
+    raise UsageError(f"not the path of a folder: {str(root)[:100]!a}", hint="Check the path's characters.")
 
 
 def _translated(error: OSError, url: str, key: str | None) -> WeightcastError:

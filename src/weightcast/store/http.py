@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -41,11 +40,7 @@ class HttpStore:
     """Objects below an `http` or `https` address. Proxies and certificates are as Python's `urllib` finds them."""
 
     def __init__(self, url: str):
-        parsed = urllib.parse.urlsplit(url)
-        if "@" in parsed.netloc or parsed.query or parsed.fragment or not parsed.hostname:
-            shown = urllib.parse.urlunsplit((parsed.scheme, parsed.netloc.rpartition("@")[2], parsed.path, "", ""))
-            hint = "Give host and folder; no password, `?` or `#`."
-            raise UsageError("not the address of a folder on a web server", file=shown, hint=hint)
+        self._base = _address_of(url)
         self._url = url.rstrip("/")
         self._opener = urllib.request.build_opener(_Redirects)
 
@@ -55,7 +50,7 @@ class HttpStore:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
-        request = urllib.request.Request(f"{self._url}/{urllib.parse.quote(check_key(key))}")
+        request = urllib.request.Request(f"{self._base}/{urllib.parse.quote(check_key(key))}")
         request.add_header("Accept-Encoding", "identity")
         if start or length:
             request.add_header("Range", f"bytes={start}-{start + length - 1 if length else ''}")
@@ -92,7 +87,7 @@ class HttpStore:
         raise self._read_only(key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        return self._list(check_prefix(prefix), after)
+        return self._list(check_prefix(prefix, after), after)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
         try:
@@ -104,7 +99,7 @@ class HttpStore:
 
     def _read_only(self, key: str) -> UnsupportedError:
         hint = "Publish to the folder or bucket that the web server shows."
-        return UnsupportedError("nothing can be written over http", url=self.url, key=key, hint=hint)
+        return UnsupportedError("nothing can be written over http", url=self.url, key=check_key(key), hint=hint)
 
     @contextmanager
     def _translating(self, key: str) -> Iterator[None]:
@@ -116,6 +111,9 @@ class HttpStore:
             raise self._silence(error.reason, key) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._silence(error, key) from None
+        except (ValueError, OverflowError, MemoryError):  # a redirect to nowhere, a length that nothing can have
+            hint = "Check the address, and what answers there."
+            raise StoreError("the web server's answer makes no sense", url=self.url, key=key, hint=hint) from None
 
     def _silence(self, reason: object, key: str) -> UnreachableError:
         problem, hint = "the connection broke", None
@@ -133,10 +131,25 @@ class HttpStore:
         return UnreachableError(problem, url=self.url, key=key, hint=hint)
 
 
-def index_bytes(objects: Iterable[Listed]) -> bytes:
-    """An index of these objects, as `read_index` reads it."""
-    rows = [[listed.key, listed.size, listed.modified] for listed in objects]
-    return json.dumps({"format": 1, "objects": rows}, separators=(",", ":"), ensure_ascii=False).encode()
+def _address_of(url: str) -> str:
+    """The address of a folder on a web server, in the characters of a request and without `/` at its end."""
+    hint = "Give host and folder; no password, `?` or `#`."
+    try:
+        parsed = urllib.parse.urlsplit(url)
+        host, port = parsed.hostname or "", parsed.port
+        if "@" in parsed.netloc or parsed.query or parsed.fragment or not host:
+            shown = urllib.parse.urlunsplit((parsed.scheme, parsed.netloc.rpartition("@")[2], parsed.path, "", ""))
+            raise UsageError("not the address of a folder on a web server", file=shown, hint=hint)
+        named = host.encode("idna").decode()
+        if not url.isprintable() or " " in host:
+            raise ValueError("characters that no address has")
+        path = urllib.parse.quote(parsed.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError("not an address on the web", file=ascii(url[:200]), hint=hint) from None
+    place = f"[{named}]" if ":" in named else named
+    return f"{parsed.scheme}://{place}{'' if port is None else f':{port}'}{path}"
 
 
 def read_index(data: bytes) -> list[Listed]:
@@ -146,9 +159,12 @@ def read_index(data: bytes) -> list[Listed]:
     index = parse_json(data, "index")
     if not isinstance(index, dict) or index.keys() != {"format", "objects"} or not isinstance(index["objects"], list):
         raise FormatError("the index has other fields than format and objects")
-    if index["format"] != 1:
-        raise VersionError(f"an index of format {index['format']!r}", hint="Update weightcast.")
-    return sorted(map(_row, index["objects"]), key=lambda listed: listed.key)
+    if type(index["format"]) is not int or index["format"] != 1:
+        raise VersionError(f"an index of format {str(index['format'])[:20]}", hint="Update weightcast.")
+    found = {listed.key: listed for listed in map(_row, index["objects"])}
+    if len(found) != len(index["objects"]):
+        raise FormatError("the index names an object twice")
+    return [found[key] for key in sorted(found)]
 
 
 def _row(row: Any) -> Listed:
@@ -157,13 +173,18 @@ def _row(row: Any) -> Listed:
     key, size, modified = row
     if not isinstance(key, str) or not is_key(key):
         raise FormatError("a row of the index has no key")
-    if type(size) is not int or size < 0 or type(modified) not in (int, float) or not 0 <= modified < 1e12:
+    if (
+        type(size) is not int
+        or not 0 <= size < 1 << 63
+        or type(modified) not in (int, float)
+        or not 0 <= modified < 1e12
+    ):
         raise FormatError("a row of the index has an impossible size or time")
     return Listed(key, size, float(modified))
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects are followed, but not from `https` to `http`."""
+    """Redirects are followed, but not from `https` to `http`, and to nothing else."""
 
     def redirect_request(
         self,
@@ -174,9 +195,20 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        if req.type == "https" and not newurl.lower().startswith("https:"):
+        if not newurl.lower().startswith("https:" if req.type == "https" else ("https:", "http:")):
             raise urllib.error.HTTPError(req.full_url, code, "redirected to an unprotected address", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except (ValueError, OSError):
+            fp.close()  # which urllib leaves open where a redirect leads to nothing
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _refusal(status: int, url: str, key: str) -> StoreError:

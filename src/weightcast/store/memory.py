@@ -43,7 +43,7 @@ class MemoryStore:
             return True
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        check_prefix(prefix)
+        check_prefix(prefix, after)
         with self._lock:
             found = [
                 Listed(key, len(content), modified)

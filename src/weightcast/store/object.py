@@ -99,7 +99,7 @@ class ObjectStore:
             return True
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        return self._list(check_prefix(prefix), after)
+        return self._list(check_prefix(prefix, after), after)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
         """obstore knows only whole folders: what is too early in one, the store skips; what is too late, we do."""

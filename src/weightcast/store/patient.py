@@ -18,6 +18,7 @@ from weightcast.store.base import (
     Store,
     Told,
     check_prefix,
+    check_range,
     debris,
     discard_debris,
     size_of,
@@ -77,6 +78,7 @@ class Patient:
         return self.store.url
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        check_range(start, length)
         return self._try(lambda: self.store.get(key, start, length), _UNKNOWN if length is None else length, key)
 
     def put(self, key: str, data: Data) -> None:
@@ -86,7 +88,7 @@ class Patient:
         return self._try(lambda: self.store.create(key, data), size_of(data), key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        return self._list(check_prefix(prefix), after)
+        return self._list(check_prefix(prefix, after), after)
 
     def delete(self, key: str) -> None:
         return self._try(lambda: self.store.delete(key), 0, key)
@@ -153,7 +155,7 @@ class Patient:
             if self._timeout is None:
                 return call()
             self._refuse_if_hung(key)
-            limit = self._timeout + nbytes / _SLOWEST
+            limit = min(self._timeout + nbytes / _SLOWEST, threading.TIMEOUT_MAX)
             outcome = begin(call)
             if not outcome.wait(limit):
                 with self._guard:
