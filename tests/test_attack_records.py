@@ -27,8 +27,9 @@ from weightcast.store.memory import MemoryStore
 from weightcast.verify import verify
 
 HOSTILE: list[Any] = [
-    None, True, -1, 0, 1 << 70, 9e11, 1e308, -0.5, "", "../../.ssh", "/etc/passwd", "a\0b", "\ud800", "\x1b[2J", "\u202e",
-    "é" * 250, "x" * 250, "x" * 5000, [], {}, [[]], [None], ["../x", 1, "0" * 64], {"w": "w"}, [[10**11, "f" * 64]], [0, "g" * 64],
+    None, True, -1, 0, 1 << 70, 9e11, 1e308, -0.5, "", "../../.ssh", "/etc/passwd", "a\0b", "\ud800", "\x1b[2J",
+    "\u202e", "é" * 250, "x" * 250, "x" * 5000, [], {}, [[]], [None], ["../x", 1, "0" * 64], {"w": "w"},
+    [[10**11, "f" * 64]], [0, "g" * 64],
 ]  # fmt: skip
 
 

@@ -157,14 +157,35 @@ def test_a_task_that_is_cancelled_while_it_awaits_harms_nobody(store: Store) -> 
     asyncio.run(trainer())
 
 
-def test_a_step_that_changes_nothing_is_a_version_too(store: Store) -> None:
+def test_publish_without_a_change_commits_nothing(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
     with wc.Publisher(store, model) as publisher:
-        committed = publisher.publish(step=1).result(60)
-    assert committed.position == wc.Position(1, wc.fingerprint(model).position)
-    assert committed.changed == 0
-    assert pull(store, wc.Arrays.copy_of(model)).version == 1
+        nothing = publisher.publish(step=1)
+        assert nothing.result(60).position == wc.Position(0, wc.fingerprint(model).position)
+        assert nothing.is_new is False
+        train(model, 1)
+        something = publisher.publish(step=2)
+        assert something.result(60).position.version == 1
+        assert something.is_new is True
+    assert head_of(store).version == 1
+
+
+def test_changes_that_were_taken_back_before_the_upload_commit_nothing(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    start, slow = wc.Arrays.copy_of(model), Counting(store)
+    with wc.Publisher(slow, model) as publisher:
+        slow.gate.clear()
+        train(model, 1)
+        first = publisher.publish(step=1)
+        middle = wc.Arrays.copy_of(model)
+        # These two wait behind the first, and are merged: there and back again.
+        receipts = [publisher.publish(step=2, weights=start), publisher.publish(step=3, weights=middle)]
+        slow.gate.set()
+        assert first.result(60).position.version == 1
+        assert receipts[-1].result(60).position.digest == wc.fingerprint(middle).position
+    assert head_of(store).digest == wc.fingerprint(middle).position
 
 
 def test_publish_takes_the_bits_of_the_moment(store: Store) -> None:
@@ -312,7 +333,11 @@ def test_a_trainer_at_the_head_goes_on(store: Store) -> None:
 def test_a_trainer_that_restarts_from_an_older_checkpoint_publishes_the_way_back(store: Store) -> None:
     states = channel_of(store, 5)
     with wc.Publisher(store, states[2]) as publisher:
-        assert publisher.position == wc.Position(6, wc.fingerprint(states[2]).position)
+        assert publisher.position.version == 5, "nothing is published unasked"
+        receipt = publisher.publish(step=42)
+        assert receipt.result(60).position == wc.Position(6, wc.fingerprint(states[2]).position)
+        assert receipt.result().step == 42
+        assert receipt.result().codec == "banded"
     follower = wc.Arrays.copy_of(states[5])
     assert pull(store, follower).version == 6
     assert same_bits(follower, states[2])

@@ -124,14 +124,6 @@ def test_an_anchor_is_a_patch_without_a_base() -> None:
     assert same_bits(blank, weights)
 
 
-def test_restricting_keeps_the_named_tensors() -> None:
-    old = Bag({wc.TensorSpec(name, "U8", (4,)): np.zeros(4, np.uint8) for name in "abc"})
-    new = Bag({wc.TensorSpec(name, "U8", (4,)): np.ones(4, np.uint8) for name in "abc"})
-    kept = wc.diff(old, new).restrict({"a", "c"})
-    assert [tensor.spec.name for tensor in kept] == ["a", "c"]
-    assert kept[0].digest == wc.fingerprint(new)["a"]
-
-
 # -- compose ---------------------------------------------------------------------------------------------------------
 
 

@@ -138,7 +138,7 @@ def channel_in(store: Store) -> Chain | None:
         return None
 
 
-def open_for_writing(channel: str | Path | Store, table: TensorTable, writer: str) -> Chain:
+def open_for_writing(channel: str | Path | Store, table: TensorTable) -> Chain:
     """The channel, once it is sure that its store can fence writers off as it should, and that the table is its own."""
     chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)
     try:

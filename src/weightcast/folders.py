@@ -9,6 +9,7 @@ from pathlib import Path
 from weightcast.begin import announce, files_of, new_writer, open_for_writing
 from weightcast.chain import Chain
 from weightcast.checkpoint import Checkpoint
+from weightcast.codec import check_codec
 from weightcast.container import FileSource
 from weightcast.errors import ResultError, UsageError
 from weightcast.files import Report, noticing_full, silent
@@ -69,15 +70,16 @@ def publish(
     A checkpoint that is the head already is not published again. With ``anchor`` it is uploaded whole, which needs no
     mirror, and mends a channel whose head can no longer be reached.
     """
+    check_codec(codec)
     writer = writer or new_writer()
     store = open_store(channel) if isinstance(channel, (str, Path)) else channel
     with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
-        chain = open_for_writing(store, new.table, writer)
+        chain = open_for_writing(store, new.table)
         if anchor:
             return _publish_anchor(chain, new, step, writer, workers, report)
         with (
             noticing_full(Path(mirror)),
-            Subscriber(chain.store, mirror, threads=workers.threads, report=report) as subscriber,
+            Subscriber(chain.store, mirror, threads=workers.threads, report=report, fold=False) as subscriber,
         ):
             keeper = subscriber.holder
             assert isinstance(keeper, Mirror)
@@ -108,6 +110,8 @@ def _publish_anchor(
 
 def _catch_up(subscriber: Subscriber) -> Position:
     staged = subscriber.poll()
+    if staged is not None and staged.reason is not None:
+        raise staged.reason  # what is published must follow the head, and the mirror cannot get there
     if staged is not None:
         subscriber.apply(staged)
     if subscriber.position is None:

@@ -79,10 +79,6 @@ class Patch:
     def changed(self) -> int:
         return sum(tensor.changed for tensor in self.tensors)
 
-    def restrict(self, names: Collection[str]) -> tuple[TensorPatch, ...]:
-        """The overwrites of some tensors: each still carries its own proof, the whole no longer does."""
-        return tuple(tensor for tensor in self.tensors if tensor.spec.name in names)
-
     def apply(self, target: Target, standing: Fingerprint) -> Fingerprint:
         """Prove, then overwrite the ``target``; returns where it stands now.
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeGuard, cast
@@ -16,6 +16,7 @@ from weightcast.begin import announce, channel_in, init, new_writer, open_for_wr
 from weightcast.bits import Copies, TensorTable, Weights, refuse_no_weights
 from weightcast.chain import Chain
 from weightcast.checkpoint import SINGLE, save
+from weightcast.codec import check_codec
 from weightcast.codec.ranks import Ranks
 from weightcast.detect import Detector, Look, Shadowed, settle
 from weightcast.digest import Fingerprint, fingerprint
@@ -78,7 +79,10 @@ class _Job:
 
     def merged(self, later: _Job) -> _Job:
         step = later.step if later.step is not None else self.step
-        return _Job(compose(self.patch, later.patch), None, step, self.receipts + later.receipts)
+        receipts = self.receipts + later.receipts
+        if not later.patch.tensors:  # keep the ranks: the smallest codec needs them
+            return replace(self, step=step, receipts=receipts)
+        return _Job(compose(self.patch, later.patch), None, step, receipts)
 
 
 class Publisher:
@@ -101,7 +105,9 @@ class Publisher:
         writer: str | None = None,
         threads: int | None = None,
     ):
-        """Take up the channel where it is, or begin it. Weights that are not the head's are published as a first patch.
+        """Take up the channel where it is, or begin it. Nothing but a channel's version 0 is committed here: where the
+        weights are not the head's, the first `publish` carries the difference. If the head's own weights cannot be had
+        any more, these become an anchor at once.
 
         ``weights`` are what `publish` reads from then on: a torch model, or arrays that training changes in place.
 
@@ -111,7 +117,7 @@ class Publisher:
         every ``check_every``-th (50th) on a CPU, where it costs more and patches are checked behind anyway.
         """
         self.writer = check_name(writer, "writer") if writer else new_writer()
-        self._codec = codec
+        self._codec = check_codec(codec)
         self._workers = Workers(threads)
         self._lock = threading.Condition()
         self._detecting = threading.Lock()
@@ -135,9 +141,9 @@ class Publisher:
         try:
             if begun is None or begun.head() is None:
                 init(store, self._detector.weights, writer=self.writer, workers=self._workers)
-            self._chain = open_for_writing(store, self._detector.weights.table, self.writer)
+            self._chain = open_for_writing(store, self._detector.weights.table)
             self._standing = fingerprint(self._detector.weights, self._workers)
-            self._committed = self._take_up()
+            self._head, self._owed = self._take_up()
             announce(self._chain, self.writer)
         except BaseException:
             self._detector.close()
@@ -176,15 +182,16 @@ class Publisher:
     @property
     def position(self) -> Position:
         """What is durably committed."""
-        return self._committed
+        return self._head.position
 
     # -- take up the channel -------------------------------------------------------------------------------------------
 
-    def _take_up(self) -> Position:
+    def _take_up(self) -> tuple[Manifest, _Job | None]:
+        """The head, and what leads from there to our weights, if they differ."""
         head = self._chain.head()
         assert head is not None
         if head.position.digest == self._standing.position:
-            return head.position
+            return head, None
         now = Copies.of(self._detector.weights)
         state = Copies.of(now)
         try:
@@ -195,23 +202,22 @@ class Publisher:
         except ChannelError as error:
             if isinstance(error.__cause__, UnreachableError):  # what cannot be had now may be had in a minute
                 raise
-            return self._publish_anchor(now, head.position.version + 1)
+            return self._publish_anchor(now, head.position.version + 1), None
         standing = Fingerprint(state.table, staged.standing.digests) if staged else self._standing
         found = settle(standing, Shadowed(state, self._codec == "banded", self._workers).look(now))
-        self._committed = head.position
-        self._commit(_Job(found.patch, found.ranks, None, []))
-        return self._committed
+        return head, _Job(found.patch, found.ranks, None, [])
 
-    def _publish_anchor(self, weights: Weights, version: int) -> Position:
+    def _publish_anchor(self, weights: Weights, version: int) -> Manifest:
         """Where the head's own weights cannot be had any more, ours begin anew."""
         position = Position(version, self._standing.position)
         with scratch() as folder:
             save(weights, folder)
             ref = self._chain.put_anchor(position, {SINGLE: folder / SINGLE})
         elements = weights.table.elements
-        self._chain.commit(self._chain.draft(position, None, ref, None, elements, None, self.writer))
+        manifest = self._chain.draft(position, None, ref, None, elements, None, self.writer)
+        self._chain.commit(manifest)
         write_index(self._chain)
-        return position
+        return manifest
 
     # -- detect --------------------------------------------------------------------------------------------------------
 
@@ -271,6 +277,8 @@ class Publisher:
                 found = settle(self._standing, seen.look)
                 self._standing = found.reached
                 job = _Job(found.patch, found.ranks, seen.step, seen.receipts)
+                if self._owed is not None:
+                    job, self._owed = self._owed.merged(job), None
                 with self._lock:
                     waiting, self._pending = self._pending, None
                 if waiting is not None:
@@ -330,17 +338,23 @@ class Publisher:
         return (waiting, None) if failed is None else (failed, waiting)
 
     def _commit(self, job: _Job) -> None:
+        committed = self._head.position
+        if job.patch.base == job.patch.result == committed.digest:
+            # An empty version would pause every engine for nothing.
+            for receipt in job.receipts:
+                receipt.succeed(self._head, is_new=False)
+            return
         if job.manifest is None:
-            if job.patch.base != self._committed.digest:
+            if job.patch.base != committed.digest:
                 problem, found = "the patch does not begin at the last commit", str(job.patch.base)
-                raise BaseError(problem, expected=self._committed.digest, found=found)
+                raise BaseError(problem, expected=committed.digest, found=found)
             codec, data = job.coded = job.coded or self._encode(job)
-            position = Position(self._committed.version + 1, job.patch.result)
+            position = Position(committed.version + 1, job.patch.result)
             ref = self._chain.put_delta(position, data)
             changed = job.patch.changed
-            job.manifest = self._chain.draft(position, self._committed, ref, codec, changed, job.step, self.writer)
+            job.manifest = self._chain.draft(position, committed, ref, codec, changed, job.step, self.writer)
         self._chain.commit(job.manifest)
-        self._committed = job.manifest.position
+        self._head = job.manifest
         for receipt in job.receipts:
             receipt.succeed(job.manifest)
 
@@ -379,7 +393,7 @@ class Publisher:
             self._lock.notify_all()
 
     def _give_up(self) -> None:
-        hint = "Open a publisher again: it publishes what is missing."
+        hint = "Open a publisher again: its first publish() sends what is missing."
         lost = StoreError("closed before this could be sent", url=self._chain.store.url, hint=hint)
         if self._again is not None or self._pending is not None or self._seen:
             self._dead, self._told = lost, True
@@ -407,7 +421,7 @@ class Publisher:
             if self._dead is not None:
                 self._told = True
                 raise self._dead
-            return self._committed
+            return self._head.position
 
     def close(self) -> None:
         """`flush`, then end. If that fails, what is not committed is given up: the receipts say so.

@@ -11,11 +11,17 @@ from weightcast.manifest import Manifest
 
 
 class Receipt:
-    """What became of a `publish`: `result` waits for the commit that carries it, and so does `await`."""
+    """What became of a `publish`: `result` waits for the commit that carries it, and so does `await`.
+
+    Where nothing had changed there is no new version: the result is the head that has these weights, and `is_new`
+    is False.
+    """
 
     def __init__(self, step: int | None, heard: Callable[[], None] = lambda: None):
         """``heard`` is called when the caller learns that it failed."""
         self.step = step
+        self.is_new: bool | None = None
+        """Whether a version was committed for it; None as long as that is not known."""
         self._heard = heard
         self._future: Future[Manifest] = Future()
         self._future.set_running_or_notify_cancel()  # a task that awaits it may be cancelled, the commit may not
@@ -36,7 +42,8 @@ class Receipt:
         finally:
             self._hear()
 
-    def succeed(self, manifest: Manifest) -> None:
+    def succeed(self, manifest: Manifest, is_new: bool = True) -> None:
+        self.is_new = is_new
         self._future.set_result(manifest)
 
     def fail(self, error: BaseException) -> None:

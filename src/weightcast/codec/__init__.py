@@ -6,7 +6,16 @@ from weightcast.codec.banded import BANDED
 from weightcast.codec.coded import Codec, Coded
 from weightcast.codec.gap import GAP
 from weightcast.codec.plain import PLAIN
+from weightcast.errors import UsageError
 
 CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (PLAIN, GAP, BANDED)}
 
-__all__ = ["CODECS", "Codec", "Coded"]
+
+def check_codec(name: str) -> str:
+    """The name of a codec; `UsageError` for anything else."""
+    if name not in CODECS:
+        raise UsageError(f"there is no codec {name!r}", hint=f"Take one of {', '.join(map(repr, CODECS))}.")
+    return name
+
+
+__all__ = ["CODECS", "Codec", "Coded", "check_codec"]
