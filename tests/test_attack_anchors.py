@@ -12,7 +12,7 @@ import pytest
 import weightcast as wc
 from weightcast.begin import left_out
 from weightcast.chain import Chain
-from weightcast.checkpoint import SINGLE, Checkpoint, save
+from weightcast.checkpoint import SINGLE, save
 from weightcast.keys import CHANNEL_COPY, RECORD, Position, anchor_folder
 from weightcast.manifest import Anchor, ObjectRef, anchor_to_json
 from weightcast.store import open_store
@@ -119,8 +119,7 @@ def test_init_takes_what_loading_needs_and_names_the_rest(tmp_path: Path) -> Non
     save(weights(0), folder)
     for name in ("config.json", "tokenizer.json", "modeling_x.py", "optimizer.pt", "adapter_config.json"):
         (folder / name).write_text("{}")
-    with Checkpoint(folder) as checkpoint:
-        assert left_out(checkpoint) == ["adapter_config.json", "modeling_x.py", "optimizer.pt"]
+    assert left_out(folder) == ["adapter_config.json", "modeling_x.py", "optimizer.pt"]
     wc.init(str(tmp_path / "bucket"), folder)
     pulled(tmp_path / "bucket", tmp_path / "mirror")
     assert names_in(tmp_path / "mirror") == {"config.json", "tokenizer.json", SINGLE}

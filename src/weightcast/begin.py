@@ -116,12 +116,14 @@ def files_of(checkpoint: Checkpoint) -> dict[str, Path]:
     return files
 
 
-def left_out(checkpoint: Checkpoint) -> list[str]:
+def left_out(folder: Path) -> list[str]:
     """Files of a checkpoint's folder that an anchor does not take: code, pickles, other formats of the weights."""
-    if not checkpoint.path.is_dir():
+    if not folder.is_dir():
         return []
-    taken = files_of(checkpoint)
-    return sorted(path.name for path in checkpoint.path.iterdir() if path.is_file() and path.name not in taken)
+    with Checkpoint(folder) as checkpoint:
+        taken = files_of(checkpoint)
+    others = (path.name for path in folder.iterdir() if path.is_file() and path.name not in taken)
+    return sorted(name for name in others if not name.startswith("."))
 
 
 def new_writer() -> str:

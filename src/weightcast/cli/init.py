@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from weightcast import begin
-from weightcast.cli.console import AsJson, Threads, Url, facts, working
+from weightcast.begin import left_out
+from weightcast.cli.console import AsJson, Threads, Url, facts, warn, working
 from weightcast.errors import UsageError
 from weightcast.manifest import Reference
 from weightcast.store import open_store
@@ -51,7 +52,16 @@ def init(
             "elements": manifest.changed,
             "seconds": round(time.monotonic() - began, 3),
         }
-        facts(values, as_json)
+        unsent = left_out(weights) if isinstance(weights, Path) and elsewhere is None else []
+        facts(values | {"left_out": unsent} if as_json else values, as_json)
+        if unsent and not as_json:
+            warn_left_out(unsent)
+
+
+def warn_left_out(names: list[str]) -> None:
+    """Say which files replicas will not get."""
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    warn(f"not uploaded, since an anchor holds weights, configuration and tokenizer only: {shown}")
 
 
 def _weights(

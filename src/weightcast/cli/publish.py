@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from weightcast import folders
+from weightcast.begin import left_out
 from weightcast.chain import Chain
 from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working
+from weightcast.cli.init import warn_left_out
 from weightcast.cli.wording import ratio, size
 from weightcast.mirror import default_mirror
 
@@ -46,6 +48,8 @@ def publish(
             chain.store, checkpoint, keeper, step=step, codec=codec, anchor=anchor, workers=workers, report=report
         )
         _print(chain, published, time.monotonic() - began, as_json)
+        if anchor and not as_json and (unsent := left_out(checkpoint)):
+            warn_left_out(unsent)
 
 
 def _print(chain: Chain, published: folders.Published, seconds: float, as_json: bool) -> None:
