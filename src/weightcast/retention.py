@@ -54,6 +54,8 @@ class Garbage:
     manifests: tuple[int, ...]
     edges: tuple[Edge, ...]
     orphans: tuple[str, ...]
+    unreachable: tuple[int, ...] = ()
+    """Versions that must be reachable and are not: the channel is damaged, and nothing but orphans may go."""
 
 
 def horizon(inventory: Inventory, policy: Retention) -> int:
@@ -78,14 +80,17 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     newest_anchor = max((edge.result for edge in anchors), default=0)
     needed |= {edge.key for edge in anchors if edge.result == newest_anchor}
     versions |= {newest_anchor}
-    wanted, there = {inventory.head} | inventory.pins, set[int]()
+    wanted = {inventory.head} | inventory.pins
+    unreachable = ({oldest} | wanted | versions) - reachable(edges)
+    if unreachable:
+        # Something is missing already: what is left may be all there is to mend it with.
+        return Garbage((), (), _old(inventory, policy), tuple(sorted(unreachable)))
+    there = set[int]()
     for goal in (oldest, *sorted(wanted), *sorted(versions)):
         if goal in there and goal not in wanted:
             continue
         route = cheapest_route(held, None, goal) or cheapest_route(edges, None, goal)
-        if route is None:
-            # Something is missing already: what is left may be all there is to mend it with.
-            return Garbage((), (), _old(inventory, policy))
+        assert route is not None, "a reachable version has a route"
         needed |= {edge.key for edge in route}
         versions |= {goal} | {edge.result for edge in route}
         there = reachable(edge for edge in edges if edge.key in needed)

@@ -6,9 +6,12 @@ from typing import Annotated
 import typer
 
 from weightcast import collect
-from weightcast.cli.console import AsJson, Url, facts, open_chain, warn, working
+from weightcast.chain import Chain
+from weightcast.cli.console import AsJson, Url, facts, warn, working
 from weightcast.cli.wording import one_line
-from weightcast.errors import UsageError
+from weightcast.errors import FormatError, UsageError, VersionError
+from weightcast.store import open_store
+from weightcast.store.base import Store
 
 
 def reset(
@@ -18,12 +21,29 @@ def reset(
 ) -> None:
     """Delete a channel with all its versions, so that another can begin in its place."""
     with working(1, as_json, kernels=False):
-        chain = open_chain(url)
+        store = open_store(url)
+        chain = _channel(store)
         if not yes:
-            head = chain.head()
-            last = f"all its versions, up to {head.position.version}" if head else "no version"
-            _ask(f"Delete the channel at {one_line(chain.store.url)} with {last}?")
-        facts({"channel": chain.store.url, "id": chain.channel.id, "deleted": collect.reset(chain.store)}, as_json)
+            _ask(f"Delete the channel at {one_line(store.url)} with {_last(chain)}?")
+        identity = chain.channel.id if chain else None
+        facts({"channel": store.url, "id": identity, "deleted": collect.reset(store)}, as_json)
+
+
+def _channel(store: Store) -> Chain | None:
+    """The channel; None for one whose own record is damaged or lost, so that it cannot be opened."""
+    try:
+        return Chain.open(store)
+    except VersionError:
+        raise  # of a newer release: not damaged
+    except FormatError:
+        return None
+
+
+def _last(chain: Chain | None) -> str:
+    if chain is None:
+        return "all its versions, though its record is damaged (`weightcast repair` may restore it)"
+    head = chain.head()
+    return f"all its versions, up to {head.position.version}" if head else "no version"
 
 
 def _ask(question: str) -> None:
