@@ -124,6 +124,11 @@ def test_names_sort_as_versions_do(version: int) -> None:
     assert delta_key(Position(version, A), A) < delta_key(Position(version + 1, A), A)
 
 
+def test_digits_of_other_scripts_are_no_versions() -> None:
+    assert read_manifest_key("manifests/" + "٠" * 11 + "١.json") is None
+    assert read_pin_key("pins/" + "０" * 12 + ".json") is None
+
+
 @given(st.text())
 def test_other_keys_are_no_ways(key: str) -> None:
     readers: list[Callable[[str], Any]] = [

@@ -54,11 +54,11 @@ def replica_key(replica: str) -> str:
     return f"{REPLICAS}{replica}.json"
 
 
-_DELTA = re.compile(rf"{DELTAS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}\.safetensors")
-_SQUASH = re.compile(rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-f]{{64}})\.safetensors")
-_ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)")
-_MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,120}}))?\.json")
-_PIN = re.compile(rf"{PINS}(\d{{12}})\.json")
+_DELTA = re.compile(rf"{DELTAS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}\.safetensors", re.ASCII)
+_SQUASH = re.compile(rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-f]{{64}})\.safetensors", re.ASCII)
+_ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)", re.ASCII)
+_MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,120}}))?\.json", re.ASCII)
+_PIN = re.compile(rf"{PINS}(\d{{12}})\.json", re.ASCII)
 
 
 def read_delta_key(key: str) -> tuple[int, str] | None:
