@@ -217,7 +217,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             case "HEAD", "buckets", owner, bucket, "resolve", key:
                 return "resolve", lambda: self._resolve(f"{owner}/{bucket}", key)
             case "GET", "api", "models", owner, model, "revision", revision:
-                return "model", lambda: self._model(f"{owner}/{model}", revision)
+                return "model", lambda: self._model(f"{owner}/{model}", revision, sizes="blobs" in query)
             case "GET", "api", "models", owner, model, "tree", revision, *_:
                 return "model-tree", lambda: self._model_tree(f"{owner}/{model}", revision)
             case (("GET" | "HEAD"), owner, model, "resolve", revision, file):
@@ -340,9 +340,10 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             raise _RefusedError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return self.hub.models[model]
 
-    def _model(self, model: str, revision: str) -> tuple[bytes, dict[str, str]]:
-        names = [{"rfilename": path.name} for path in sorted(self._files(model, revision).iterdir())]
-        return self._json({"id": model, "sha": self.hub.commit_of(model), "siblings": names})
+    def _model(self, model: str, revision: str, *, sizes: bool) -> tuple[bytes, dict[str, str]]:
+        files = sorted(self._files(model, revision).iterdir())
+        rows = [{"rfilename": path.name} | ({"size": path.stat().st_size} if sizes else {}) for path in files]
+        return self._json({"id": model, "sha": self.hub.commit_of(model), "siblings": rows})
 
     def _model_tree(self, model: str, revision: str) -> tuple[bytes, dict[str, str]]:
         files = sorted(self._files(model, revision).iterdir())

@@ -20,7 +20,15 @@ from typer.testing import CliRunner
 import weightcast as wc
 from weightcast.chain import Chain
 from weightcast.cli import app
-from weightcast.errors import AccessError, ChannelError, CheckpointError, MissingError, UnreachableError
+from weightcast.errors import (
+    AccessError,
+    ChannelError,
+    CheckpointError,
+    MissingError,
+    SpaceError,
+    StoreError,
+    UnreachableError,
+)
 from weightcast.manifest import Reference
 from weightcast.reference import bring, resolved
 from weightcast.verify import verify
@@ -248,8 +256,122 @@ def test_how_far_a_download_is_is_told(hugging_face: hub.Hub, tmp_path: Path) ->
     told: list[tuple[str, int, int]] = []
     (tmp_path / "brought").mkdir()
     bring(Reference("tester/large", "main"), tmp_path / "brought", lambda *report: told.append(report))
-    size = sum(path.stat().st_size for path in (tmp_path / "large").iterdir())
+    # All but the index, which is read before, to learn what else is needed.
+    size = sum(path.stat().st_size for path in (tmp_path / "large").iterdir() if not path.name.endswith(".index.json"))
     assert told[-1] == ("download", size, size)
+
+
+# -- models that are not what they should be ---------------------------------------------------------------------------
+
+
+def sparse(path: Path, size: int) -> None:
+    """A file of that size, which takes no room."""
+    path.touch()
+    os.truncate(path, size)
+
+
+def downloads(hugging_face: hub.Hub, since: int) -> list[str]:
+    return [name for name in hugging_face.asked[since:] if name == "model-file"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "brought"
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_model_larger_than_the_disk_is_not_downloaded(
+    hugging_face: hub.Hub, tmp_path: Path, folder: Path, linked: bool
+) -> None:
+    (tmp_path / "large").mkdir()
+    sparse(tmp_path / "large" / "model.safetensors", 8 << 40)
+    hugging_face.make_model("large", tmp_path / "large")
+    with pytest.raises(SpaceError, match="bytes are needed"):
+        bring(Reference("tester/large", "main"), folder, linked=linked)
+    assert not downloads(hugging_face, 0)
+
+
+def test_weights_larger_than_the_channel_are_not_downloaded(
+    hugging_face: hub.Hub, tmp_path: Path, folder: Path
+) -> None:
+    model, expected = tmp_path / "model", small_model().table.nbytes
+    with (model / "model-00002-of-00002.safetensors").open("ab") as file:
+        file.truncate(2 * expected + (200 << 20))
+    with pytest.raises(StoreError, match=r"the model's weights have .* bytes, and the channel's have") as caught:
+        bring(Reference("tester/model", "main"), folder, expected_bytes=expected)
+    assert caught.value.hint
+    assert len(downloads(hugging_face, 0)) <= 2, "the index, which is asked for and fetched"
+    assert names_in(folder) == set()
+
+
+def test_model_of_the_channels_size_is_brought(hugging_face: hub.Hub, folder: Path) -> None:
+    bring(Reference("tester/model", "main"), folder, expected_bytes=small_model().table.nbytes)
+    assert names_in(folder) == NAMES
+
+
+def test_small_files_that_are_large_are_not_downloaded(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
+    for name in ("vocab.txt", "notes.json", "tokenizer.model"):
+        sparse(tmp_path / "model" / name, 100 << 20)
+    with pytest.raises(StoreError, match="files beside its weights have"):
+        bring(Reference("tester/model", "main"), folder)
+    assert not downloads(hugging_face, 0)
+
+
+def test_hub_that_tells_no_sizes(hugging_face: hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi
+
+    real = HfApi.model_info
+
+    def without_sizes(self: HfApi, *arguments: Any, **options: Any) -> Any:
+        return real(self, *arguments, **options | {"files_metadata": False})
+
+    monkeypatch.setattr(HfApi, "model_info", without_sizes)
+    with pytest.raises(StoreError, match="does not say how large"):
+        bring(Reference("tester/model", "main"), folder)
+    assert not downloads(hugging_face, 0)
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", '{"weight_map": 1}', '{"weight_map": {"a": 1}}', "[" * 100_000, '"\\ud800"']
+)
+def test_index_that_is_none(hugging_face: hub.Hub, tmp_path: Path, folder: Path, index: str) -> None:
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(StoreError, match="index"):
+        bring(Reference("tester/model", "main"), folder)
+
+
+def test_copies_of_the_weights_are_not_downloaded(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
+    sparse(tmp_path / "model" / "consolidated.safetensors", 160 << 20)
+    sparse(tmp_path / "model" / "[m]odel-00001-of-00002.safetensors", 160 << 20)
+    bring(Reference("tester/model", "main"), folder, expected_bytes=small_model().table.nbytes)
+    assert names_in(folder) == NAMES
+
+
+def test_model_without_copies_is_whole_in_the_cache(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "model" / "consolidated.safetensors").write_bytes(b"the same in another layout")
+    reference = Reference("tester/model", hugging_face.commit_of("tester/model"))
+    bring(reference, folder)
+    hugging_face.stop()
+    try:
+        bring(reference, folder)
+    finally:
+        hugging_face.start()
+    assert names_in(folder) == NAMES
+
+
+def test_code_does_not_come_along(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "model" / "config.json").write_text('{"auto_map": {"AutoModel": "evil.Evil"}, "kept": 1}')
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    (tmp_path / "model" / "evil.py").write_text("import os")
+    reference = Reference("tester/model", "main")
+    bring(reference, folder)
+    assert names_in(folder) == NAMES
+    assert json.loads((folder / "config.json").read_text()) == {"kept": 1}
+    cached = next(Path(os.environ["HF_HUB_CACHE"]).glob("*/snapshots/*/config.json"))
+    bring(reference, folder, linked=True)
+    assert "auto_map" in cached.read_text(), "the cache is not ours to change"
 
 
 def begun_elsewhere(url: str) -> wc.Arrays:
