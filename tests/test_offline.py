@@ -386,3 +386,91 @@ def test_what_must_be_durable_is_synced_before_what_relies_on_it(
         f"unlink {redo}",
     ]
     assert done[-1] == f"fsync {folder}"
+
+
+# -- files that others share or write ----------------------------------------------------------------------------------
+
+
+def linked(case: Case, copy: Path) -> Case:
+    """The same case with a target made by `cp -al`."""
+    if case.target.is_dir():
+        copy.mkdir()
+        for path in case.target.iterdir():
+            os.link(path, copy / path.name)
+    else:
+        os.link(case.target, copy)
+    return Case(copy, case.patch, case.old, case.new)
+
+
+@shapes
+def test_a_target_made_of_hard_links_leaves_the_original_alone(tmp_path: Path, sharded: bool) -> None:
+    original = make_case(tmp_path, sharded)
+    copy = linked(original, tmp_path / "copy")
+    assert apply_in_place(copy.patch, copy.target).changed
+    assert copy.holds(copy.new)
+    assert original.holds(original.old)
+    assert not list(tmp_path.glob("**/.*"))
+
+
+def test_a_wrong_base_copies_nothing(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=False)
+    with wc.Checkpoint(case.target, writable=True) as weights:
+        weights.write("b.weight", weights.read("b.weight") ^ np.uint16(1))
+    copy = linked(case, tmp_path / "copy")
+    with pytest.raises(BaseError):
+        apply_in_place(copy.patch, copy.target)
+    assert copy.target.samefile(case.target)
+
+
+def test_killed_at_every_step_while_links_are_separated(tmp_path: Path) -> None:
+    steps, killed = 0, signal.SIGKILL
+    while killed:
+        steps += 1
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        original = make_case(folder, sharded=True)
+        copy = linked(original, folder / "copy")
+        killed = run_and_die(lambda c=copy: apply_in_place(c.patch, c.target), DieAt(steps).install)
+        assert original.holds(original.old)
+        apply_in_place(copy.patch, copy.target)
+        assert copy.holds(copy.new)
+        assert original.holds(original.old)
+        assert not list(copy.target.glob(".*"))
+    assert steps > 15
+
+
+def test_files_behind_symbolic_links_are_not_written(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=False)
+    (tmp_path / "link").symlink_to(case.target)
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        apply_in_place(case.patch, tmp_path / "link")
+    assert case.holds(case.old)
+
+
+@pytest.mark.parametrize("saved", ["target", "new"])
+def test_a_file_saved_anew_while_it_is_compared_makes_no_patch(tmp_path: Path, saved: str) -> None:
+    case = make_case(tmp_path, sharded=False)
+    out = tmp_path / "out"
+
+    def report(stage: str, done: int, total: int) -> None:
+        if done == total:
+            write_file(tmp_path / "again", case.new)
+            (tmp_path / "again").replace(tmp_path / saved)
+
+    with wc.Checkpoint(case.target) as old, wc.Checkpoint(tmp_path / "new") as new:
+        with pytest.raises(CheckpointError, match="changed while it was being read"):
+            write_patch(old, new, out, report=report)
+        assert not out.exists()
+
+
+def test_a_target_saved_anew_while_it_is_copied_makes_no_copy(tmp_path: Path) -> None:
+    case = make_case(tmp_path, sharded=False)
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage == "decode" and done == total:
+            write_file(tmp_path / "again", case.old)
+            (tmp_path / "again").replace(case.target)
+
+    with pytest.raises(CheckpointError, match="changed while it was being read"):
+        apply_to_copy(case.patch, case.target, tmp_path / "out", report=report)
+    assert not (tmp_path / "out").exists()

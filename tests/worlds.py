@@ -250,6 +250,8 @@ def follow(
         staged = subscriber.poll()
         if staged is not None:
             subscriber.apply(staged)
+            if staged.reason is not None:
+                raise staged.reason  # an older version than the one that was wanted
         assert subscriber.position is not None
         return subscriber.position.version
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,16 +108,21 @@ class RedoLog:
 
     def append(self, patch: Path, result: int, version: int, standing: Fingerprint) -> bool:
         """Move a patch in, behind those that end at ``version``; False if it does not lead on. Durable after `sync`."""
-        place = self.folder / log_name(version, result)
+        place = self.folder / log_name(self._next, version, result)
         patch.replace(place)
         return self._take_up(place, version, standing)
+
+    @property
+    def _next(self) -> int:
+        """The number of the next patch."""
+        return int(self._layers[-1].path.name[:9]) + 1 if self._layers else 0
 
     def sync(self) -> None:
         sync_folder(self.folder)
 
     def _take_up(self, path: Path, version: int, standing: Fingerprint) -> bool:
-        base, _, result = path.name.removesuffix(".safetensors").partition("-")
-        if not (base.isdigit() and result.isdigit()) or int(base) != version:
+        step = read_log_name(path.name)
+        if step is None or step[0] != version:
             return False
         with ExitStack() as opening:
             try:
@@ -128,7 +134,7 @@ class RedoLog:
             if (reader.header.base, reader.header.result) != (standing.position, reached.position):
                 return False
             opening.pop_all()
-        self._layers.append(_Layer(int(result), reached, path, source, reader))
+        self._layers.append(_Layer(step[1], reached, path, source, reader))
         return True
 
     def close(self) -> None:
@@ -144,8 +150,15 @@ class RedoLog:
         self.sync()
 
 
-def log_name(base: int, result: int) -> str:
-    return f"{base:012d}-{result:012d}.safetensors"
+def log_name(number: int, base: int, result: int) -> str:
+    """The name of the patch that comes ``number``-th: versions alone do not tell the order where one went back."""
+    return f"{number:09d}-{base:012d}-{result:012d}.safetensors"
+
+
+def read_log_name(name: str) -> tuple[int, int] | None:
+    """(base, result); None if it is no name of a patch."""
+    found = re.fullmatch(r"\d{9}-(\d{12})-(\d{12})\.safetensors", name, re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def make_folders(folder: Path, inner: Path) -> list[Path]:

@@ -401,8 +401,8 @@ class Mirror:
             discard(left)
         ahead.mkdir()
         version = position.version
-        for patch in staged.patches:
-            patch.path.replace(ahead / log_name(version, patch.position.version))
+        for number, patch in enumerate(staged.patches):
+            patch.path.replace(ahead / log_name(number, version, patch.position.version))
             version = patch.position.version
         folder.rename(anchor)
         for changed in (ahead, anchor, self._inner):

@@ -13,6 +13,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from weightcast.bits import TensorSpec, Weights, elements_of
 from weightcast.checkpoint import Checkpoint, redo_path
@@ -21,7 +22,7 @@ from weightcast.container import FileSource
 from weightcast.detect import diff_tensor, refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digest
 from weightcast.errors import CheckpointError, ResultError, UsageError, about
-from weightcast.files import Report, replacing, silent, sync_folder
+from weightcast.files import Report, disk_errors, own_copy, replacing, silent, sync_folder
 from weightcast.patch import ModelSize, departure, refuse_other_tensor
 from weightcast.stage import laid_over, proven, stage, standing_of
 from weightcast.wire import PatchReader, PatchWriter
@@ -42,7 +43,10 @@ class Written:
 def write_patch(
     old: Weights, new: Weights, out: Path | str, codec: str = "banded", workers: Workers = ONE, report: Report = silent
 ) -> Written:
-    """Write the patch from ``old`` to ``new`` to ``out``, holding a few tensors at a time."""
+    """Write the patch from ``old`` to ``new`` to ``out``, holding a few tensors at a time.
+
+    `CheckpointError`, and no ``out``, if a file of either is written to meanwhile.
+    """
     out = Path(out)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UsageError("a patch cannot be written there", file=str(out), hint="Name a file in a folder that exists.")
@@ -68,6 +72,9 @@ def write_patch(
         base_position, result_position = (Fingerprint(old.table, tuple(d)).position for d in (bases, results))
         with replacing(out) as file:
             nbytes = writer.finish(file, base_position, result_position, model)
+            for weights in (old, new):
+                if isinstance(weights, Checkpoint):
+                    weights.refuse_changed()
     return Written(base_position, result_position, model, changed, nbytes)
 
 
@@ -85,33 +92,54 @@ def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE
     An interrupted apply is completed first. A target that stands at the result already is left as it is.
     """
     target = Path(target)
-    with (
-        FileSource(Path(patch)) as source,
-        Checkpoint(target, writable=True, interrupted=True) as weights,
-        about(file=str(target)),
-    ):
+    with FileSource(Path(patch)) as source, _Target(target) as opened, about(file=str(target)):
         reader = PatchReader(source)
-        _resume(target, weights, workers, report)
-        standing = standing_of(weights, workers, report)
+        _resume(target, opened, workers, report)
+        standing = standing_of(opened.weights, workers, report)
         if standing.position == reader.header.result:
             return Applied(standing.position, changed=False)
         redo = redo_path(target)
-        stage(reader, weights, standing, redo, workers, report)
-        _overwrite(redo, weights, report)
+        stage(reader, opened.weights, standing, redo, workers, report)
+        _overwrite(redo, opened, report)
         _forget(redo)
     return Applied(reader.header.result, changed=True)
+
+
+class _Target:
+    """A checkpoint that is written in place, held by nobody else meanwhile."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.weights = self._opened()
+
+    def _opened(self) -> Checkpoint:
+        return Checkpoint(self._path, writable=True, interrupted=True)
+
+    def own(self) -> None:
+        """Make sure that no other folder shares the files; the redo file must be there, since they are let go of."""
+        with disk_errors(self._path):
+            copied = [own_copy(path, path.absolute().parent) for path in self.weights.files]
+            if any(copied):
+                self.weights.close()
+                self.weights = self._opened()
+
+    def __enter__(self) -> _Target:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.weights.close()
 
 
 def resume(target: Path | str, workers: Workers = ONE, report: Report = silent) -> Applied | None:
     """Complete an interrupted apply; None where there was none."""
     target = Path(target)
-    with Checkpoint(target, writable=True, interrupted=True) as weights:
-        position = _resume(target, weights, workers, report)
+    with _Target(target) as opened:
+        position = _resume(target, opened, workers, report)
     return Applied(position, changed=True) if position else None
 
 
-def _resume(target: Path, weights: Checkpoint, workers: Workers, report: Report) -> str | None:
-    """Under the lock that ``weights`` hold: replay the redo file, if there is one, and prove where it led."""
+def _resume(target: Path, opened: _Target, workers: Workers, report: Report) -> str | None:
+    """Under the lock that ``opened`` holds: replay the redo file, if there is one, and prove where it led."""
     redo = redo_path(target)
     for abandoned in redo.parent.glob(f"{redo.name}.*.partial"):
         abandoned.unlink()
@@ -119,8 +147,8 @@ def _resume(target: Path, weights: Checkpoint, workers: Workers, report: Report)
         return None
     with FileSource(redo) as source:
         expected = PatchReader(source).header.result
-    _overwrite(redo, weights, report)
-    found = standing_of(weights, workers, report).position
+    _overwrite(redo, opened, report)
+    found = standing_of(opened.weights, workers, report).position
     if found != expected:
         raise ResultError(
             "replaying the interrupted apply does not lead to its result: the target was changed by something else",
@@ -159,6 +187,7 @@ def apply_to_copy(
                     tensor.scatter(bits)
                     copy.write(tensor.spec.name, bits)
         _sync_tree(copied)
+        weights.refuse_changed()
         copied.rename(out)
         sync_folder(parent)
     return Applied(reader.header.result, changed=needed)
@@ -197,7 +226,9 @@ def _sync_tree(top: Path) -> None:
                 os.close(fd)
 
 
-def _overwrite(redo: Path, weights: Checkpoint, report: Report) -> None:
+def _overwrite(redo: Path, opened: _Target, report: Report) -> None:
+    opened.own()
+    weights = opened.weights
     with FileSource(redo) as source:
         reader = PatchReader(source)
         for row in reader.rows:

@@ -1,12 +1,15 @@
 """`weightcast digest PATH`"""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weightcast.checkpoint import Checkpoint
+from weightcast.checkpoint import MIRROR, Checkpoint
 from weightcast.cli.console import AsJson, Threads, facts, working
+from weightcast.cli.held import standing_of_mirror
+from weightcast.files import locked
 from weightcast.stage import standing_of
 
 
@@ -16,9 +19,12 @@ def digest(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print where weights stand: two holders of one position hold the same bits."""
+    """Print where weights stand: two holders of one position hold the same bits.
+
+    Of a mirror these are the files that any tool loads; a log that leads on from them is named.
+    """
     with working(threads, as_json) as (workers, report):
-        with Checkpoint(path) as weights:
+        with _at_rest(path), Checkpoint(path) as weights:
             standing = standing_of(weights, workers, report)
         table = standing.table
         values = {
@@ -26,8 +32,20 @@ def digest(
             "tensors": len(table),
             "elements": table.elements,
             "bytes": table.nbytes,
-        }
+        } | _mirrored(path)
         each = {spec.name: f"{value:016x}" for spec, value in zip(table, standing.digests, strict=True)}
         facts(values | {"digests": each} if tensors and as_json else values, as_json)
         if tensors and each and not as_json:
             facts(each, as_json=False)
+
+
+def _at_rest(path: Path) -> AbstractContextManager[None]:
+    """Nothing is folded into the files of a mirror while they are read."""
+    lock = path / MIRROR / "lock"
+    return locked(lock, shared=True) if lock.exists() else nullcontext()
+
+
+def _mirrored(path: Path) -> dict[str, int | None]:
+    """Of a mirror: the version that these files are, and the newer one that its log leads to."""
+    mirror = standing_of_mirror(path)
+    return {} if mirror is None else {"version": mirror.files_at.version, "log_leads_to": mirror.log_at}

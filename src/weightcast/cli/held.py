@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightcast.bits import Weights
-from weightcast.checkpoint import MIRROR, Checkpoint
+from weightcast.checkpoint import CHANGING, MIRROR, Checkpoint
 from weightcast.detect import refuse_other_table
 from weightcast.digest import Fingerprint
 from weightcast.errors import UsageError, WeightcastError
 from weightcast.files import locked
-from weightcast.folded import read_folded
+from weightcast.folded import read_folded, read_log_name
 from weightcast.holder import Layers
+from weightcast.keys import Position
 from weightcast.manifest import Channel
 from weightcast.mirror import POSITION
 from weightcast.stage import Overlay, led_by
@@ -28,6 +29,10 @@ class Claim:
     version: int
     standing: Fingerprint
 
+    @property
+    def position(self) -> Position:
+        return Position(self.version, self.standing.position)
+
 
 @dataclass(frozen=True)
 class Held:
@@ -35,6 +40,11 @@ class Held:
 
     weights: Weights
     claim: Claim | None
+    """What all of it is: the files and the log."""
+    files_at: Position | None = None
+    """What the files of a mirror are by themselves: what any other tool gets."""
+    log_at: Position | None = None
+    """Where the log leads on to from there; None where there is no log."""
 
 
 @contextmanager
@@ -47,15 +57,49 @@ def held(folder: Path, channel: Channel) -> Iterator[Held]:
         files = opened.enter_context(Checkpoint(folder, aliases=dict(channel.table.aliases)))
         _refuse_other_model(folder, channel, files)
         claim = _folded(folder, channel)
+        files_at = claim.position if claim else None
         layers: list[PatchReader] = []
-        for path in sorted((inner / "log").glob("*.safetensors")) if claim else []:
+        for path in logged(folder) if claim else []:
             reader = opened.enter_context(Layers([path])).readers[0]
             following = _led(claim, path, reader) if claim else None
             if following is None:
                 break
             claim = following
             layers.append(reader)
-        yield Held(Overlay(files, layers, fresh=True), claim)
+        log_at = claim.position if claim and layers else None
+        yield Held(Overlay(files, layers, fresh=True), claim, files_at, log_at)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a mirror says its files and its log are, without a look at the channel or the weights."""
+
+    url: str
+    files_at: Position
+    log_at: int | None
+    """The version that the log leads to; None where there is no log."""
+    is_changing: bool
+    """Whether the files are being written, or were when a process was killed: then they must not be loaded."""
+
+
+def standing_of_mirror(folder: Path) -> Standing | None:
+    """None where ``folder`` is not a mirror, or has no version yet."""
+    folded = read_folded(folder / MIRROR / POSITION)
+    if folded is None:
+        return None
+    at = folded.position.version
+    for path in logged(folder):
+        step = read_log_name(path.name)
+        if step is None or step[0] != at:
+            break
+        at = step[1]
+    log_at = at if at != folded.position.version else None
+    return Standing(folded.url, folded.position, log_at, (folder / MIRROR / CHANGING).exists())
+
+
+def logged(folder: Path) -> list[Path]:
+    """The patches of a mirror's log, in order."""
+    return sorted((folder / MIRROR / "log").glob("*.safetensors"))
 
 
 def _refuse_other_model(folder: Path, channel: Channel, files: Checkpoint) -> None:
@@ -76,12 +120,12 @@ def _folded(folder: Path, channel: Channel) -> Claim | None:
 
 def _led(claim: Claim, path: Path, reader: PatchReader) -> Claim | None:
     """Where a patch of the log leads from there; None if it does not begin there."""
-    base, _, result = path.stem.partition("-")
-    if not (base.isdigit() and result.isdigit() and int(base) == claim.version):
+    step = read_log_name(path.name)
+    if step is None or step[0] != claim.version:
         return None
     try:
         standing = led_by(claim.standing, reader)
     except WeightcastError:
         return None
     good = (reader.header.base, reader.header.result) == (claim.standing.position, standing.position)
-    return Claim(int(result), standing) if good else None
+    return Claim(step[1], standing) if good else None

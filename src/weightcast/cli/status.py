@@ -1,6 +1,7 @@
-"""`weightcast status URL`"""
+"""`weightcast status URL`, `weightcast status FOLDER`"""
 
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -8,21 +9,41 @@ from rich.text import Text
 
 from weightcast import notes
 from weightcast.chain import Chain
-from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
+from weightcast.cli.console import AsJson, Url, facts, head_of, open_chain, say, tell, working
+from weightcast.cli.held import Standing, standing_of_mirror
 from weightcast.cli.wording import one_line, size, span
 from weightcast.keys import ANCHORS, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
 from weightcast.manifest import Heartbeat, Lease, Manifest
+from weightcast.ran import read_ran
 
 _KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, DOOMED)
 
 
 def status(url: Url, as_json: AsJson = False) -> None:
-    """Where a channel stands, who writes it, what it weighs, and how far each replica is."""
+    """Where a channel stands, who writes it, what it weighs, and how far each replica is.
+
+    Of a mirror's folder: which version its files are, which its log leads to, and for which its command ran.
+    """
     with working(1, as_json, kernels=False):
+        mirror = standing_of_mirror(Path(url)) if "://" not in url else None
+        if mirror is not None:
+            facts(_mirror(Path(url), mirror), as_json)
+            return
         chain = open_chain(url)
         head = head_of(chain)
         found = _status(chain, head, time.time())
         tell(found) if as_json else _print(found)
+
+
+def _mirror(folder: Path, mirror: Standing) -> dict[str, Any]:
+    ran = read_ran(folder)
+    return {
+        "channel": mirror.url or None,
+        "files_at": mirror.files_at.version,
+        "log_leads_to": mirror.log_at,
+        "changing": mirror.is_changing,
+        "command_ran_at": ran.position.version if ran else None,
+    }
 
 
 def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
