@@ -18,7 +18,7 @@ from weightcast.manifest import Heartbeat
 from weightcast.notes import beat, heartbeat_of
 
 BEAT_EVERY, BEAT_MOST = 30.0, 5.0
-"""Seconds between two heartbeats when nothing is new, and when a version was taken."""
+"""Seconds between two heartbeats when nothing is new, and when something is."""
 
 _FRESH = 90.0
 """Seconds: three heartbeats of a replica that has nothing to do."""
@@ -37,7 +37,8 @@ class Pulse:
         self.replica = check_name(replica, "replica")
         self.instance = uuid.uuid4().hex
         self.told: Position | None = None
-        """The position in the last heartbeat that got through."""
+        """The position in the last heartbeat, if that got through."""
+        self._error: str | None = None
         self._note = note
         self._clock = clock
         self._ours = {self.instance}
@@ -56,13 +57,17 @@ class Pulse:
         pause: float | None = None,
         ran: int | None = None,
         every: float = BEAT_EVERY,
-    ) -> None:
-        """Report, unless the last report is younger than ``every`` seconds and there is no ``error`` to tell."""
+    ) -> bool:
+        """Report, unless the last report is younger than ``every`` seconds and had the same ``error``, or none.
+
+        Whether a report got through.
+        """
         now = self._clock.now()
-        if now < self._not_before or (error is None and self._last is not None and now - self._last < every):
-            return
+        is_young = self._last is not None and now - self._last < every
+        if now < self._not_before or (is_young and error == self._error):
+            return False
         self._look_for_rivals(chain, now)
-        self._last, self.told = now, None
+        self._last, self.told, self._error = now, None, error
         try:
             beat(chain, Heartbeat(self.replica, position, time.time(), error, pause, self.instance, ran))
         except UnsupportedError:
@@ -74,6 +79,7 @@ class Pulse:
         else:
             self.told = position
             self._refusals.succeeded()
+        return self.told is not None
 
     def _look_for_rivals(self, chain: Chain, now: float) -> None:
         """Warn if another process reports under our name: the slower of the two is invisible, to `gc` too."""

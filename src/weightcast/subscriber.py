@@ -94,6 +94,7 @@ class Subscriber:
         self._examined = False
         self._ran: int | None = None
         self._problem: str | None = None
+        self._reported: tuple[Position, str | None, int | None] | None = None
         self._chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)
         self._workers = Workers(threads)
         self._stopped = threading.Event()
@@ -375,7 +376,7 @@ class Subscriber:
             self._holder.take(staged)
             forget_downloads(self._holder)
         self._idle, self._taken = 0, self._clock.now()
-        self._beat(every=BEAT_MOST)
+        self._beat()
         return staged.position
 
     def fold(self, wait: bool = True) -> bool:
@@ -425,17 +426,18 @@ class Subscriber:
 
     def report_command(self, version: int | None, problem: str | None = None) -> None:
         """Say in heartbeats for which version the replica's command last succeeded, and what is wrong with it."""
-        changed = (version, problem) != (self._ran, self._problem)
         self._ran, self._problem = version, problem
-        self._beat(every=BEAT_MOST if changed else BEAT_EVERY)
+        self._beat()
 
-    def _beat(self, error: WeightcastError | None = None, every: float = BEAT_EVERY) -> None:
+    def _beat(self, error: WeightcastError | None = None, last: bool = False) -> None:
         """Report to the bucket how we do, rarely, if we have a name there."""
         position = self.position
         if self._pulse is not None and position is not None:
             text = error_text(error) if error else self._problem
-            urgent = 0.0 if error else every
-            self._pulse.beat(self._chain, position, error=text, ran=self._ran, every=urgent)
+            news = position, text, self._ran
+            every = BEAT_EVERY if news == self._reported else 0.0 if last else BEAT_MOST
+            if self._pulse.beat(self._chain, position, error=text, ran=self._ran, every=every):
+                self._reported = news
 
     def close(self) -> None:
         """Bring a mirror's files up to the version it holds, and let it go. Whoever reads them is not waited for long.
@@ -444,8 +446,7 @@ class Subscriber:
         """
         self.stop()
         try:
-            if self._pulse is not None and self.position != self._pulse.told:
-                self._beat(every=0.0)
+            self._beat(last=True)
             if self._folds and not self._holder.fold(wait=False):
                 self._holder.fold(patience=_CLOSING)
         except BusyError as error:
