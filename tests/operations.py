@@ -42,8 +42,8 @@ def _publish(world: World, store: Store) -> None:
 
 def _take_up(world: World, store: Store) -> None:
     """A trainer that restarts with weights that are not the head's."""
-    with Publisher(store, wc.Arrays.copy_of(world.states[4]), threads=1):
-        pass
+    with Publisher(store, wc.Arrays.copy_of(world.states[4]), threads=1) as publisher:
+        publisher.publish(step=4).result(30)
 
 
 def _forget_old_weights(world: World) -> None:

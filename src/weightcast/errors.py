@@ -159,7 +159,11 @@ class ConflictError(ChannelError):
 
 
 class NoRouteError(ChannelError):
-    """No intact route leads to the version that is wanted."""
+    """No intact route leads to the version that is wanted; ``reason`` is what was wrong with the ways tried, if any."""
+
+    def __init__(self, problem: str, *, file: str, hint: str, reason: WeightcastError | None = None):
+        super().__init__(problem, file=file, hint=hint)
+        self.reason = reason
 
 
 class EngineError(WeightcastError):

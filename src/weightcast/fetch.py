@@ -266,7 +266,7 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
         raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
     folder.mkdir(exist_ok=True)
     if anchor.reference is not None:
-        return _fetch_reference(edge, folder, anchor.position, anchor.reference, progress)
+        return _fetch_reference(chain, edge, folder, anchor.position, anchor.reference, progress)
     names = {ref.key.rpartition("/")[2]: ref for ref in anchor.files}
     try:
         require_space(folder, anchor.nbytes - _stored(folder))
@@ -300,11 +300,11 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
 
 
 def _fetch_reference(
-    edge: Edge, folder: Path, position: Position, reference: Reference, progress: _Progress
+    chain: Chain, edge: Edge, folder: Path, position: Position, reference: Reference, progress: _Progress
 ) -> _Arrived:
     """A checkpoint that the channel only names, proven like any other."""
     try:
-        bring(reference, folder, progress.of(edge.key))
+        bring(reference, folder, progress.of(edge.key), expected_bytes=chain.channel.table.nbytes)
     except StoreError as error:
         discard(folder)  # what can be gone on with is in the Hub's cache
         raise BadEdgeError(edge, error) from error

@@ -22,7 +22,7 @@ from weightcast.detect import Detector, Look, Shadowed, settle
 from weightcast.digest import Fingerprint, fingerprint
 from weightcast.errors import (
     BaseError,
-    ChannelError,
+    NoRouteError,
     SpaceError,
     StoreError,
     UnreachableError,
@@ -199,8 +199,8 @@ class Publisher:
                 staged = subscriber.poll()
                 if staged is not None:
                     subscriber.apply(staged)
-        except ChannelError as error:
-            if isinstance(error.__cause__, UnreachableError):  # what cannot be had now may be had in a minute
+        except NoRouteError as error:
+            if isinstance(error.reason, UnreachableError):  # what cannot be had now may be had in a minute
                 raise
             return self._publish_anchor(now, head.position.version + 1), None
         standing = Fingerprint(state.table, staged.standing.digests) if staged else self._standing

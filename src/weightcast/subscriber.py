@@ -246,6 +246,9 @@ class Subscriber:
 
     def _reach(self, goal: Manifest) -> Staged:
         """Stage the way to ``goal``, or to the newest version before it that can be reached."""
+        back = self._way_back(goal)
+        if back is not None:
+            return back
         self._avoided.begin()
         self._examined = False
         found, reason = goal, None
@@ -260,6 +263,13 @@ class Subscriber:
                 found = nearer
             else:
                 return replace(staged, short_of=goal.position, reason=reason) if reason else staged
+
+    def _way_back(self, goal: Manifest) -> Staged | None:
+        """To an older version the holder may have kept what leads there; nothing in the bucket leads back."""
+        at = self._holder.version
+        if at is None or goal.position.version >= at or not self._holder.fold(wait=False):
+            return None
+        return self._holder.way_back(goal.position)
 
     def _stage(self, goal: Manifest) -> Staged:
         quick = self._next_step(goal)
@@ -354,13 +364,16 @@ class Subscriber:
             hint = (
                 f"First: {found}. `weightcast verify {url} --deep` names all; `weightcast publish --anchor` mends it."
             )
-            return NoRouteError(f"version {goal} cannot be reached: all ways there are damaged", file=url, hint=hint)
+            return NoRouteError(
+                f"version {goal} cannot be reached: all ways there are damaged", file=url, hint=hint, reason=reason
+            )
         for anchor in self._chain.references():
             if anchor.reference is not None:
                 name = f"{anchor.reference.repository} at {anchor.reference.revision}"
                 hint = f"Download {name} into the replica's folder first: it is version {anchor.position.version}."
                 why = f": {reason.problem}" if reason is not None else ""
-                return NoRouteError(f"version {goal} begins at a checkpoint that is not here{why}", file=url, hint=hint)
+                problem = f"version {goal} begins at a checkpoint that is not here{why}"
+                return NoRouteError(problem, file=url, hint=hint, reason=reason)
         whence = "nothing" if start is None else f"version {start}"
         hint = "What led there was collected, or never arrived; `weightcast publish --anchor` mends it."
         return NoRouteError(f"no way leads from {whence} to version {goal}", file=url, hint=hint)
