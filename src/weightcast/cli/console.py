@@ -211,10 +211,14 @@ def prepare_kernels() -> None:
 
 def fail(error: Exception, as_json: bool) -> NoReturn:
     """One line for people, the fields for programs."""
-    code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
     fields = fields_of(error)
     _complain(fields["text"], fields, as_json)
-    raise typer.Exit(code)
+    raise typer.Exit(code_of(error))
+
+
+def code_of(error: Exception) -> int:
+    """The exit code for an error."""
+    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
 
 
 def _complain(text: str, fields: dict[str, str], as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +12,26 @@ from rich.text import Text
 
 from weightcast import verify as whole
 from weightcast.chain import Chain
-from weightcast.cli.console import FOUND, AsJson, Threads, facts, head_of, open_chain, say, tell, working
+from weightcast.cli.console import (
+    FOUND,
+    AsJson,
+    Threads,
+    code_of,
+    facts,
+    fail,
+    fields_of,
+    head_of,
+    open_chain,
+    say,
+    tell,
+    working,
+)
 from weightcast.cli.held import Claim, held
 from weightcast.cli.wording import one_line
 from weightcast.digest import Fingerprint
 from weightcast.engines.client import HttpEngine
 from weightcast.engines.proof import prove, version_of
-from weightcast.errors import FormatError, UsageError
+from weightcast.errors import ChannelError, FormatError, UsageError, VersionError, WeightcastError
 from weightcast.files import Report
 from weightcast.keys import CHANNEL
 from weightcast.stage import standing_of
@@ -32,7 +45,7 @@ def verify(
         list[str],
         typer.Argument(metavar="[FOLDER] URL", help="The channel, behind the folder to check if there is one."),
     ],
-    deep: Annotated[bool, typer.Option("--deep", help="Fetch, decode and prove every object.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Fetch and decode every object, and check its digests.")] = False,
     scratch: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where --deep may put a copy of the weights for a while.")
     ] = None,
@@ -42,15 +55,17 @@ def verify(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a channel is whole, or that a folder or a running engine holds one of its versions to the last bit."""
+    """Check that a channel is whole, or that a folder or a running engine holds the bits of one of its versions.
+
+    Digests tell mistakes and corruption; they are no proof against somebody who may write to the bucket.
+    """
     with working(threads, as_json, kernels=deep or len(places) == 2) as (workers, report):
         if engine is not None:
             if len(places) != 1 or deep or scratch:
                 raise UsageError("--engine takes a channel, and nothing else")
             good = _verify_engine(engine, open_chain(places[0]), as_json)
         elif len(places) == 1:
-            chain = _open(places[0])
-            good = _verify_channel(chain, deep, scratch, workers, report, as_json)
+            good = _verify_channel(places[0], deep, scratch, workers, report, as_json)
         else:
             folder, url = _folder_and_url(places)
             if deep or scratch:
@@ -62,11 +77,13 @@ def verify(
 
 def _open(url: str) -> Chain:
     """The channel; who meant a folder of weights is told how to say so."""
-    folder = Path(url)
-    if folder.is_dir() and not (folder / CHANNEL).exists():
+    try:
+        return open_chain(url)
+    except ChannelError:
+        if not Path(url).is_dir():
+            raise
         hint = "Name the channel that its weights are from, too: `weightcast verify FOLDER URL`."
-        raise UsageError("this folder is no channel", file=url, hint=hint)
-    return open_chain(url)
+        raise UsageError("this folder is no channel", file=url, hint=hint) from None
 
 
 def _folder_and_url(places: list[str]) -> tuple[Path, str]:
@@ -81,33 +98,91 @@ def _folder_and_url(places: list[str]) -> tuple[Path, str]:
 # -- a channel ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Result:
+    """What was found, up to an error that ended the search."""
+
+    findings: list[whole.Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    head: int | None = None
+    proven: int | None = None
+    """Objects that were fetched and decoded, and are what their digests say; None if that was not asked for."""
+    stopped: WeightcastError | None = None
+
+    def add(self, finding: whole.Finding) -> None:
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+
 def _verify_channel(
-    chain: Chain, deep: bool, scratch: Path | None, workers: Workers, report: Report, as_json: bool
+    url: str, deep: bool, scratch: Path | None, workers: Workers, report: Report, as_json: bool
 ) -> bool:
     if scratch is not None and not scratch.is_dir():
         raise UsageError("there is no such folder", file=str(scratch), hint="Make it first.")
-    findings = list(whole.verify(chain))
+    result = _Result()
     try:
-        head = head_of(chain).position.version
+        chain = _open(url)
+    except VersionError:
+        raise  # of a newer release: not damaged
     except FormatError as error:
-        head, deep = None, False  # where nothing can begin
-        if not findings:
-            raise error
-    proven = 0
-    if deep:
+        result.add(whole.Finding.of(CHANNEL, error))
+    else:
+        _check(chain, deep, scratch, workers, report, result)
+    _tell(result) if as_json else _print(result)
+    if result.stopped is not None and not as_json:
+        fail(result.stopped, as_json)
+    if result.stopped is not None:
+        raise typer.Exit(code_of(result.stopped))
+    return not result.findings
+
+
+def _check(chain: Chain, deep: bool, scratch: Path | None, workers: Workers, report: Report, result: _Result) -> None:
+    """Everything that can be checked; an error that ends it is kept beside what was found until then."""
+    try:
+        for finding in whole.verify(chain):
+            result.add(finding)
+        result.notes += whole.changed_companions(chain)
+        try:
+            result.head = head_of(chain).position.version
+        except FormatError:
+            if not result.findings:
+                raise
+            return  # where nothing can begin
+        if not deep:
+            return
+        result.proven = 0
         with tempfile.TemporaryDirectory(prefix="weightcast-", dir=scratch) as folder:
-            for _, finding in whole.verify_deep(chain, Path(folder) / "weights", workers, report):
-                proven += finding is None
-                findings += [finding] if finding is not None and finding not in findings else []
-    if as_json:
-        found = [asdict(finding) for finding in findings]
-        tell({"head": head, "proven_objects": proven if deep else None, "findings": found})
-        return not findings
-    for finding in findings:
+            for _, wrong in whole.verify_deep(chain, Path(folder) / "weights", workers, report):
+                result.proven += wrong is None
+                if wrong is not None:
+                    result.add(wrong)
+    except WeightcastError as error:
+        if not result.findings:
+            raise
+        result.stopped = error
+
+
+def _tell(result: _Result) -> None:
+    values: dict[str, Any] = {
+        "head": result.head,
+        "proven_objects": result.proven,
+        "findings": [asdict(finding) for finding in result.findings],
+        "notes": result.notes,
+    }
+    tell(values | ({"error": fields_of(result.stopped)} if result.stopped else {}))
+
+
+def _print(result: _Result) -> None:
+    for finding in result.findings:
         say(Text.assemble((one_line(finding.key), "red"), f"  {one_line(finding.problem)}"))
-    checked = f"{proven:,} objects proven bit by bit" if deep else "records and sizes agree; --deep reads the bits too"
-    say(f"{len(findings):,} findings" if findings else f"whole up to version {head}: {checked}")
-    return not findings
+    for note in result.notes:
+        say(f"note: {note}")
+    if result.findings:
+        say(f"{len(result.findings):,} findings")
+    elif result.proven is not None:
+        say(f"whole up to version {result.head}: {result.proven:,} objects decoded, and their digests agree")
+    else:
+        say(f"whole up to version {result.head}: records and sizes agree; --deep reads the bits too")
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------
@@ -151,7 +226,7 @@ def _print_verdict(version: int | None, claim: Claim | None, damaged: list[str])
     elif version is None:
         say(Text("no version of this channel has these bits", "red"))
     else:
-        say(f"version {version} to the last bit")
+        say(f"every tensor has the digest that it has in version {version}")
 
 
 # -- an engine ---------------------------------------------------------------------------------------------------------
