@@ -97,9 +97,9 @@ class Local:
         for one in self.workers:
             one.apply(info["job"], info["position"], info["mirror"], list(info["reload"]))
 
-    def finish(self, version: str) -> None:
+    def finish(self, version: str | None) -> None:
         self.calls.append("finish")
-        self.served = version
+        self.served = self.served if version is None else version
 
     def name_version(self, version: str) -> None:
         self.served = version
@@ -395,7 +395,9 @@ class Ignoring(Local):
 def test_a_tensor_that_the_engine_has_no_use_for_is_no_trouble(
     proving: bool, training: Training, tmp_path: Path
 ) -> None:
-    engine = Ignoring(training.weights)
+    (tmp_path / "begun").mkdir()
+    save(training.weights, tmp_path / "begun")
+    engine = Ignoring(training.weights, tmp_path / "begun")
     with attached(training, engine, tmp_path, prove=proving) as agent:
         assert agent.step() is None
         for version in (1, 2):
@@ -638,8 +640,10 @@ def test_what_does_more_than_move_is_no_packing() -> None:
 class Client:
     def __init__(self, *versions: str):
         self._versions = list(versions)
+        self.asked = 0
 
     async def get_weight_version(self) -> str:
+        self.asked += 1
         return self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
 
 
@@ -666,7 +670,8 @@ def asked(client: Client, path: str = "/v1/completions", **headers: str) -> tupl
 def test_responses_name_their_version() -> None:
     assert asked(Client("7")) == (200, "7")
     assert asked(Client("7", "8")) == (200, "7-8")
-    assert asked(Client("default")) == (200, "default")
+    plain = Client("default")
+    assert (asked(plain), plain.asked) == ((200, "default"), 2)  # before and after: a plain request waits for nothing
     assert asked(Client("7"), path="/health") == (200, None)
 
 

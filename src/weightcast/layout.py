@@ -138,11 +138,25 @@ class Steps:
 
 
 class Layout:
-    """All parts that one worker of an engine holds. ``unknown`` names tensors that could not be followed, and why."""
+    """All parts that one worker of an engine holds.
 
-    def __init__(self, table: TensorTable, parts: Iterable[Part], unknown: Mapping[str, str]):
+    ``unknown`` names tensors that could not be followed, and why. ``uncovered`` names parameters that the loader leaves
+    as they are, in whole or in part, and how many elements of each; it is of no use where ``broken`` says why the
+    loader did not get through the table at all.
+    """
+
+    def __init__(
+        self,
+        table: TensorTable,
+        parts: Iterable[Part],
+        unknown: Mapping[str, str],
+        uncovered: Mapping[str, int] | None = None,
+        broken: str | None = None,
+    ):
         self.table = table
         self.unknown = dict(unknown)
+        self.uncovered = dict(uncovered or {})
+        self.broken = broken
         self._by_name: dict[str, list[Part]] = {}
         for part in dict.fromkeys(parts):
             if part.name not in self.unknown and part.box.elements:

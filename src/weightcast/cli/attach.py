@@ -12,12 +12,14 @@ import typer
 from weightcast.cli.console import Url, fields_of, open_chain, say, tell, warn, working
 from weightcast.engines.agent import Agent, Update
 from weightcast.engines.client import HttpEngine
-from weightcast.errors import CheckpointError, UsageError, VersionError, WeightcastError
+from weightcast.engines.meeting import MisfitError
+from weightcast.errors import UsageError, VersionError, WeightcastError
 from weightcast.mirror import default_mirror
 from weightcast.policy import Every, Newest, Pinned, Policy
 from weightcast.subscriber import default_replica
 
-_FATAL = (UsageError, CheckpointError, VersionError)
+_FATAL = (UsageError, VersionError, MisfitError)
+"""Errors that neither time nor anybody else will cure."""
 
 
 def attach(
@@ -51,7 +53,10 @@ def attach(
         Path | None, typer.Option(metavar="FILE", help="Whoever asks at --listen must know what is in it.")
     ] = None,
     replica: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Report to the bucket as NAME; else as this host.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Report to the bucket as NAME; else as this host, with digits for the mirror."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of text.")] = False,
 ) -> None:
@@ -67,12 +72,14 @@ def attach(
                 policy=_policy(version, every_version),
                 prove=prove,
                 clear_cache=not keep_cache,
-                replica=replica or default_replica(),
+                replica=replica or default_replica(folder),
             )
         )
         if once:
             update = agent.step()
             _tell(update, as_json) if update else _tell_there(agent, as_json)
+            if agent.short is not None:
+                _warn(agent.short, as_json)
             return
         watch = _watched(agent, listen, token_file, opened)
         with suppress(KeyboardInterrupt):
@@ -124,14 +131,19 @@ def _follow(agent: Agent, watch: Any, every: float, as_json: bool) -> None:
         if agent.trouble is None:
             told.clear()
         if str(error) not in told:
-            tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
+            _warn(error, as_json)
         told.add(str(error))
 
     for update in agent.follow(every, trouble):
-        told.clear()
+        if agent.trouble is None:
+            told.clear()
         if watch is not None:
             watch.took(update)
         _tell(update, as_json)
+
+
+def _warn(error: WeightcastError, as_json: bool) -> None:
+    tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
 
 
 def _tell(update: Update, as_json: bool) -> None:

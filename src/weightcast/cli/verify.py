@@ -241,17 +241,12 @@ def _verify_engine(url: str, chain: Chain, as_json: bool) -> bool:
         "tensors": proof.tensors,
     }
     if as_json:
-        tell(values | {"wrong": dict(proof.wrong), "unproven": dict(proof.unproven)})
+        tell(values | proof.as_json())
         return proof.holds
     facts(values, as_json=False)
     for name, problem in [*proof.wrong.items()][:_MOST_NAMES]:
         say(Text.assemble((one_line(name), "red"), f"  {one_line(problem)}"))
     for name, reason in [*proof.unproven.items()][:_MOST_NAMES]:
         say(f"{one_line(name)}  unproven: {one_line(reason)}")
-    if proof.wrong:
-        say(Text(f"{len(proof.wrong):,} tensors of the live engine are not what they should be", "red"))
-    elif proof.version is None:
-        say(Text("no version of this channel has these bits", "red"))
-    else:
-        say(f"version {proof.version} to the last bit, live on all workers")
+    say(Text(one_line(proof.verdict), "" if proof.holds else "red"))
     return proof.holds

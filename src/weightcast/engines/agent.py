@@ -4,13 +4,13 @@
 
 All but what is in brackets goes on while the engine serves. Whatever state an engine is found in, it is brought to the
 mirror's version: by patches if it stands where they begin, by comparing it with the mirror if its layout is trusted, by
-its own loader if not. An update that broke off leaves it paused until one of them has worked.
+its own loader if not. An update that broke off leaves it paused until one of them has worked. A channel that does not
+fit the engine is refused before anything is fetched for it, and before the engine is paused.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import re
 import threading
 import time
@@ -21,40 +21,43 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from weightcast.backoff import CLOCK, Backoff, Clock
 from weightcast.bits import TensorTable
+from weightcast.checkpoint import MIRROR
 from weightcast.digest import Fingerprint
 from weightcast.engines.client import Engine
 from weightcast.engines.meeting import (
     Met,
+    MisfitError,
     Told,
     carry_out,
     compare_files,
+    counted,
     doubt,
     fingerprint_of,
     hold,
+    listed,
     live_digests,
     meet,
+    refuse_reload,
     stand,
     teach,
     trust,
 )
-from weightcast.errors import (
-    AccessError,
-    EngineError,
-    StoreError,
-    UnsupportedError,
-    WeightcastError,
-)
+from weightcast.errors import EngineError, StoreError, WeightcastError
 from weightcast.holder import Staged
 from weightcast.keys import Position
-from weightcast.manifest import Heartbeat, position_json
-from weightcast.mirror import Mirror
-from weightcast.notes import beat, fall_silent
+from weightcast.manifest import position_json
+from weightcast.mirror import INSTANCE, Mirror
+from weightcast.notes import fall_silent, heartbeat_of
 from weightcast.policy import Pinned, Policy
+from weightcast.pulse import BEAT_EVERY, Pulse, error_text
 from weightcast.store.base import Store
 from weightcast.subscriber import NEWEST, Subscriber, Trouble
 
-_BEAT_EVERY = 30.0
+_LONGEST = 30.0
+"""Seconds between two attempts at most: an engine that restarts serves old weights until it is met again."""
+
 _MIXED = "updating"
 """The version of an engine that holds none."""
 _log = logging.getLogger("weightcast")
@@ -81,7 +84,7 @@ class Update:
 
 
 @dataclass
-class Clock:
+class Phases:
     """Adds up seconds by phase."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -117,14 +120,17 @@ class Agent:
         prove: bool = False,
         clear_cache: bool = True,
         replica: str | None = None,
+        clock: Clock = CLOCK,
     ):
-        """``prove`` digests all live parameters after every apply, while the engine is still paused."""
+        """``prove`` digests all live parameters after every apply, while the engine is still paused.
+
+        With a ``replica`` name, heartbeats are left in the bucket, as far as that is permitted.
+        """
         self.engine = engine
-        self.subscriber = Subscriber(channel, mirror, policy=policy)
-        self._policy, self._prove, self._clear_cache, self._replica = policy, prove, clear_cache, replica
+        self._pulse = Pulse(replica, Path(mirror) / MIRROR / INSTANCE, clock) if replica else None
+        self.subscriber = Subscriber(channel, mirror, policy=policy, clock=clock)
+        self._policy, self._prove, self._clear_cache, self._clock = policy, prove, clear_cache, clock
         self._stopped = threading.Event()
-        self._last_beat = 0.0
-        self._beaten: Position | None = None
         self.position: Position | None = None
         """Where the engine stands, as far as we know."""
         self._met: Met | None = None
@@ -136,6 +142,8 @@ class Agent:
         self.last: Update | None = None
         self.trouble: WeightcastError | None = None
         """What the last round of `follow` ended with."""
+        self.short: WeightcastError | None = None
+        """Why the last round went to an older version than is wanted, if it did."""
 
     @property
     def behind(self) -> int | None:
@@ -157,11 +165,14 @@ class Agent:
 
     def step(self) -> Update | None:
         """Bring mirror and engine to the version that the policy wants; None if they are there."""
-        clock = Clock()
+        clock = Phases()
         staged, outage, met, away = None, None, None, None
+        self.short = None
         try:
             met = self._meet(clock)
             self._resume_what_was_left(met)
+        except MisfitError:
+            raise
         except EngineError as error:
             self.position, away = None, error
         try:
@@ -170,13 +181,14 @@ class Agent:
         except WeightcastError as error:
             outage = error  # an engine that has restarted is brought to what the mirror has
         update = self._follow_mirror(met, staged, clock)
+        self.short = staged.reason if staged is not None else None
         if outage is not None:
             raise outage
         if away is not None:
             raise away
         return update
 
-    def _follow_mirror(self, met: Met | None, staged: Staged | None, clock: Clock) -> Update | None:
+    def _follow_mirror(self, met: Met | None, staged: Staged | None, clock: Phases) -> Update | None:
         try:
             ready = self._stage_patches(met, staged, clock) if met and staged else None
         finally:
@@ -196,14 +208,13 @@ class Agent:
         self.position, self._proven = target, met.instances
         return update
 
-    def _meet(self, clock: Clock) -> Met:
+    def _meet(self, clock: Phases) -> Met:
         met = meet(self.engine, self._table, self._met)
         if not met.learned:
             with clock.phase("learn"):
                 teach(self.engine, self.subscriber.chain.channel)
             met = meet(self.engine, self._table)
-            for name, reason in met.unknown.items():
-                _log.warning("%s is reloaded whole when it changes: %s", name, reason)
+            self._name_what_does_not_fit(met)
         self._held = met.held
         if met.changing:
             # Whatever is there is mixed, and must not be served.
@@ -211,7 +222,18 @@ class Agent:
         self.position, self._met = met.position, met
         return replace(met, position=None) if self._prove and met.instances != self._proven else met
 
-    def _recognise(self, met: Met, standing: Fingerprint, target: Position, clock: Clock) -> Met:
+    def _name_what_does_not_fit(self, met: Met) -> None:
+        """Once for each engine that is met: nobody shall believe that all of a version is in it if it is not."""
+        for name, reason in met.unknown.items():
+            _log.warning("%s is reloaded whole when it changes: %s", name, reason)
+        if met.absent:
+            names = f"{counted(met.absent, 'tensor')} of the channel: {listed(met.absent)}"
+            _log.warning("the engine has no place for %s", names)
+        if met.uncovered:
+            names = f"{counted(met.uncovered, 'parameter')} of the engine: {listed(met.uncovered)}"
+            _log.warning("neither the channel nor the engine's own checkpoint covers %s", names)
+
+    def _recognise(self, met: Met, standing: Fingerprint, target: Position, clock: Phases) -> Met:
         """Find out by live digests which version an engine is that does not say so, and which layouts hold."""
         with clock.phase("recognise"):
             sums = live_digests(self.engine, self._table)
@@ -243,29 +265,36 @@ class Agent:
 
     # -- stage -------------------------------------------------------------------------------------------------------
 
-    def _stage_patches(self, met: Met, staged: Staged, clock: Clock) -> _Ready | None:
+    def _stage_patches(self, met: Met, staged: Staged, clock: Phases) -> _Ready | None:
         """Have the workers prepare what was fetched, if the engine stands where it begins."""
         if met.position is None or met.changing or met.position != staged.start or staged.folder is not None:
             return None
-        request = {"do": "stage_patches", "paths": [str(patch.path) for patch in staged.patches]}
-        with clock.phase("stage"):
-            job, told = carry_out(self.engine, self._table, request)
-        self._refuse_other_sums(told, staged.standing)
         touched = {
             spec.name
             for spec, before, after in zip(self._table, self._digests_now(), staged.standing.digests, strict=True)
             if before != after
         }
-        return _Ready(job, told, self._whole_layers(touched - met.trusted - met.absent))
+        reload = self._to_reload(met, touched)
+        request = {"do": "stage_patches", "paths": [str(patch.path) for patch in staged.patches]}
+        with clock.phase("stage"):
+            job, told = carry_out(self.engine, self._table, request)
+        self._refuse_other_sums(told, staged.standing)
+        return _Ready(job, told, reload)
+
+    def _to_reload(self, met: Met, names: Collection[str]) -> tuple[str, ...]:
+        """What must go through the engine's own loader, so that some tensors get there; `MisfitError` if it cannot."""
+        missing = set(names) - met.trusted - met.absent
+        refuse_reload(missing, met.cannot_reload, self.engine.url)
+        return self._whole_layers(missing)
 
     def _digests_now(self) -> tuple[int, ...]:
         standing = self.mirror.standing
         assert standing is not None
         return standing.digests
 
-    def _stage_weights(self, met: Met, standing: Fingerprint, clock: Clock) -> _Ready:
+    def _stage_weights(self, met: Met, standing: Fingerprint, clock: Phases) -> _Ready:
         """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
-        reload = self._whole_layers({spec.name for spec in self._table} - met.trusted - met.absent)
+        reload = self._to_reload(met, {spec.name for spec in self._table})
         names = sorted(met.trusted - set(reload))
         with clock.phase("stage"):
             job, told = carry_out(self.engine, self._table, {"do": "stage_weights", **self._source(), "names": names})
@@ -291,7 +320,7 @@ class Agent:
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
-    def _bring(self, met: Met, ready: _Ready | None, target: Position, standing: Fingerprint, clock: Clock) -> Update:
+    def _bring(self, met: Met, ready: _Ready | None, target: Position, standing: Fingerprint, clock: Phases) -> Update:
         if ready is None:
             try:
                 ready = self._stage_weights(met, standing, clock)
@@ -316,7 +345,7 @@ class Agent:
         told = ready.told
         return Update(target, told.changed, told.nbytes, len(ready.reload), unproven, clock.seconds)
 
-    def _write(self, ready: _Ready, target: Position, standing: Fingerprint, clock: Clock) -> tuple[str, ...] | None:
+    def _write(self, ready: _Ready, target: Position, standing: Fingerprint, clock: Phases) -> tuple[str, ...] | None:
         """Pause and write; the tensors that cannot be proven, or None if it failed. The engine is paused behind it."""
         info = {"job": ready.job, "position": position_json(target), "mirror": self._source(), "reload": ready.reload}
         with clock.phase("pause"):
@@ -325,9 +354,8 @@ class Agent:
             self.engine.update(info)
             met = meet(self.engine, self._table, self._met)
         if met.failed and not met.changing:  # nothing was written
-            self.engine.finish(str(met.position.version) if met.position else _MIXED)
-            if met.position is not None:
-                self._resume()
+            self.engine.finish(str(met.position.version) if met.position else None)
+            self._resume()
             raise EngineError(
                 f"what was staged is of no use: {met.failed}", url=self.engine.url, hint="It is tried again."
             )
@@ -353,8 +381,8 @@ class Agent:
 
     def _pause(self) -> None:
         if not self._held and not self.engine.is_paused():
+            self._held = True  # first: whoever interrupts us here must not leave the engine paused
             hold(self.engine, True)
-            self._held = True
         self.engine.pause(self._clear_cache)  # again, if it is paused already: for the cache
 
     def _resume(self) -> None:
@@ -366,31 +394,60 @@ class Agent:
 
     def _resume_what_was_left(self, met: Met) -> None:
         """An agent before us may have been killed in a pause; an engine that is not mixed need not wait any longer."""
-        if self._held and met.position is not None and not met.changing:
+        if not self._held or met.changing:
+            return
+        if met.position is not None:
             self.engine.name_version(str(met.position.version))
             self._resume()
+        elif not self._prove:  # else it is digested first
+            self._resume()
+
+    def _let_go(self) -> None:
+        """Resume an engine whose weights are whole before we leave it; one whose weights are mixed must not serve."""
+        again = "Start the agent again, which brings it to a version and resumes it, or restart the engine."
+        try:
+            met = meet(self.engine, self._table)
+            if met.changing:
+                _log.warning("%s stays paused: an update broke off, and its weights are mixed. %s", self._url, again)
+                return
+            if met.position is not None:
+                self.engine.name_version(str(met.position.version))
+            self._resume()
+        except EngineError as error:
+            _log.warning("%s may be left paused: %s. %s", self._url, error.problem, again)
+
+    @property
+    def _url(self) -> str:
+        return self.engine.url
 
     # -- follow ------------------------------------------------------------------------------------------------------
 
     def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Update]:
-        """Go on until `stop`, giving out each update. An error ends it, unless ``trouble`` is told."""
-        failures = 0
+        """Go on until `stop`, giving out each update. An error ends it, unless ``trouble`` is told.
+
+        ``trouble`` is also told if the newest version cannot be reached, and the engine follows the newest that can.
+        """
+        backoff = Backoff(every, _LONGEST)
         while not self._stopped.is_set():
             update, error = None, None
             try:
                 update = self.step()
-                failures = 0
+                error = self.short
             except WeightcastError as found:
                 if trouble is None:
                     raise
-                trouble(found)
-                error, failures = found, failures + 1
+                error = found
+            if error is not None and trouble is not None:
+                trouble(error)
             self.trouble = error
             self._beat(error)
+            if error is None:
+                backoff.succeeded()
+            pause = backoff.idle() if error is None else backoff.failed()
             if update is not None:
                 yield update
             else:
-                self._stopped.wait(min(every * 2 ** min(failures, 6), max(every, 30.0)) * random.uniform(0.8, 1.2))
+                self._clock.wait(self._stopped, pause)
 
     def stop(self) -> None:
         """End `follow`, from any thread."""
@@ -398,31 +455,32 @@ class Agent:
 
     def _beat(self, error: WeightcastError | None) -> None:
         """Tell the channel how the engine does: when it moved, and now and then."""
-        now = time.monotonic()
-        if self._replica is None or self.position is None or isinstance(error, StoreError):
+        if self._pulse is None or self.position is None or isinstance(error, StoreError):
             return
-        if self.position == self._beaten and now - self._last_beat < _BEAT_EVERY and error is None:
+        held = isinstance(self._policy, Pinned)  # no follower: nobody shall wait for it
+        pause = None if held else self.last.pause if self.last else 0.0
+        every = BEAT_EVERY if self.position == self._pulse.told else 0.0
+        text = error_text(error) if error else None
+        self._pulse.beat(self.subscriber.chain, self.position, error=text, pause=pause, every=every)
+
+    def _fall_silent(self) -> None:
+        """Delete our heartbeat, so that trainers stop waiting for it; not that of a successor under the same name."""
+        if self._pulse is None or self._pulse.told is None:
             return
-        self._last_beat, self._beaten = now, self.position
-        text = re.sub(r"\s+", " ", str(error))[:500] if error else None
-        try:
-            held = isinstance(self._policy, Pinned)  # no follower: nobody shall wait for it
-            pause = None if held else self.last.pause if self.last else 0.0
-            beat(self.subscriber.chain, Heartbeat(self._replica, self.position, time.time(), text, pause))
-        except (AccessError, UnsupportedError):
-            self._replica = None
-        except StoreError:
-            self._beaten = None  # nobody misses one; the next may get through
+        with suppress(StoreError):  # then it grows old
+            found = heartbeat_of(self.subscriber.chain, self._pulse.replica)
+            if found is not None and found.instance == self._pulse.instance:
+                fall_silent(self.subscriber.chain, self._pulse.replica)
 
     def close(self) -> None:
+        """Resume the engine if it is paused because of us and its weights are whole, and let the mirror go."""
         self.stop()
-        if self._held:
-            with suppress(EngineError):
-                self._resume_what_was_left(meet(self.engine, self._table))
-        if self._replica is not None and self._beaten is not None:
-            with suppress(StoreError):  # then it grows old
-                fall_silent(self.subscriber.chain, self._replica)
-        self.subscriber.close()
+        try:
+            if self._held:
+                self._let_go()
+            self._fall_silent()
+        finally:
+            self.subscriber.close()
 
     def __enter__(self) -> Agent:
         return self

@@ -45,8 +45,8 @@ class Engine(Protocol):
         """Have all workers write; `finish` must follow."""
         ...
 
-    def finish(self, version: str) -> None:
-        """End an update, and name the version that the engine serves."""
+    def finish(self, version: str | None) -> None:
+        """End an update, and name the version that the engine serves; None leaves the name as it is."""
         ...
 
     def name_version(self, version: str) -> None: ...
@@ -84,8 +84,8 @@ class HttpEngine:
             self._post("/start_weight_update")
         self._post("/update_weights", {"update_info": info}, _LONG)
 
-    def finish(self, version: str) -> None:
-        self._post("/finish_weight_update", {"weight_version": version})
+    def finish(self, version: str | None) -> None:
+        self._post("/finish_weight_update", {} if version is None else {"weight_version": version})
 
     def name_version(self, version: str) -> None:
         self._post("/update_weight_version", {"new_version": version})
@@ -152,7 +152,7 @@ class InProcess:
         self._llm.start_weight_update()
         self._llm.update_weights({"update_info": dict(info)})
 
-    def finish(self, version: str) -> None:
+    def finish(self, version: str | None) -> None:
         self._llm.finish_weight_update(version)
 
     def name_version(self, version: str) -> None:

@@ -10,8 +10,8 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from weightcast.bits import TensorTable
@@ -21,6 +21,9 @@ from weightcast.errors import EngineError
 from weightcast.keys import Position
 from weightcast.layout import Held, Sum, put_together
 from weightcast.manifest import Channel, channel_to_json, position_from_json, position_json
+
+_NAMED = 8
+"""Names in a message."""
 
 PROTOCOL = 1
 """Of requests and answers: an agent and a worker that do not speak the same refuse each other."""
@@ -51,7 +54,11 @@ class Met:
     unknown: Mapping[str, str]
     """Tensors that cannot be followed into the parameters, and why."""
     absent: frozenset[str]
-    """Tensors that the engine has no use for."""
+    """Tensors that have no place in the engine."""
+    uncovered: Mapping[str, int]
+    """Parameters that no tensor covers, and how many elements of each; the engine's own checkpoint does neither."""
+    cannot_reload: str | None
+    """Why the engine's own loader must not be used, if so."""
     trusted: frozenset[str]
     """Those that may be written through the layout."""
 
@@ -89,18 +96,13 @@ def _meet(engine: Engine, table: TensorTable, before: Met | None) -> Met:
     instances = tuple(answer["instance"] for answer in answers)
     lessons = tuple(answer["lessons"] for answer in answers)
     learned = all(answer["table"] == ours for answer in answers)
-    unknown: dict[str, str] = {}
-    absent, trusted = frozenset[str](), frozenset[str]()
+    fit, trusted = _Fit(), frozenset[str]()
     if learned and before is not None and (before.instances, before.lessons) == (instances, lessons):
-        unknown, absent, trusted = dict(before.unknown), before.absent, before.trusted
+        fit = _Fit(before.unknown, before.absent, before.uncovered, before.cannot_reload)
+        trusted = before.trusted
     elif learned:
         told = engine.ask({"do": "names"})
-        for answer in told:
-            unknown |= answer["unknown"]
-        absent, trusted = (
-            frozenset.intersection(*(frozenset(answer[key]) for answer in told)) for key in ("absent", "trusted")
-        )
-        absent -= unknown.keys()
+        fit, trusted = _fit_of(told), frozenset.intersection(*(frozenset(answer["trusted"]) for answer in told))
     return Met(
         instances,
         position_from_json(first) if agreed else None,
@@ -111,15 +113,90 @@ def _meet(engine: Engine, table: TensorTable, before: Met | None) -> Met:
         learned,
         any(answer["table"] for answer in answers),
         lessons,
-        unknown,
-        absent,
+        fit.unknown,
+        fit.absent,
+        fit.uncovered,
+        fit.cannot_reload,
         trusted,
     )
 
 
+# -- does a channel fit an engine? -------------------------------------------------------------------------------------
+
+
+class MisfitError(EngineError):
+    """The channel is of another model than the engine's, or of one that cannot be updated there: no retry helps."""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How the tensors of a channel fit the parameters of all workers."""
+
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
+    uncovered: Mapping[str, int] = field(default_factory=dict)
+    cannot_reload: str | None = None
+
+
+def _fit_of(answers: list[dict[str, Any]]) -> _Fit:
+    unknown: dict[str, str] = {}
+    uncovered: dict[str, int] = {}
+    for answer in answers:
+        unknown |= answer["unknown"]
+        uncovered |= answer["uncovered"]
+    absent = frozenset.intersection(*(frozenset(answer["absent"]) for answer in answers))
+    cannot = next((answer["cannot_reload"] for answer in answers if answer["cannot_reload"]), None)
+    return _Fit(unknown, absent - unknown.keys(), uncovered, cannot)
+
+
 def teach(engine: Engine, channel: Channel) -> None:
-    """Have the workers learn where the tensors of a channel are."""
-    engine.ask({"do": "learn", "channel": channel_to_json(channel).decode()})
+    """Have the workers learn where the tensors of a channel are.
+
+    `MisfitError` if the channel does not fit; then the workers know what they knew before.
+    """
+    request = {"channel": channel_to_json(channel).decode()}
+    with understood(engine.url):
+        answers = engine.ask({"do": "survey", **request})
+        _refuse_misfit(answers, engine.url)
+    engine.ask({"do": "learn", **request})
+
+
+def _refuse_misfit(answers: list[dict[str, Any]], url: str) -> None:
+    other = "Name the channel of the model that the engine serves, or start the engine with the channel's model."
+    for answer in answers:
+        if answer["broken"]:
+            raise MisfitError(f"the channel does not fit the engine: {answer['broken']}", url=url, hint=other)
+    strange: dict[str, int] = {}
+    for answer in answers:
+        strange |= answer["strange"]
+    if strange:
+        problem = f"no tensor of the channel covers {counted(strange, 'parameter')} of the engine"
+        hint = f"{other} If it is the right one, start the engine from a local folder of its checkpoint."
+        raise MisfitError(f"{problem}: {listed(strange)}", url=url, hint=hint)
+    fit = _fit_of(answers)
+    refuse_reload(fit.unknown, fit.cannot_reload, url)
+
+
+def refuse_reload(names: Iterable[str], reason: str | None, url: str) -> None:
+    """`MisfitError` if there are tensors that only a reload could bring into the engine, and it cannot reload."""
+    names = [*names]
+    if names and reason is not None:
+        problem = f"the engine can neither place nor reload {counted(names, 'tensor')}: {listed(names)}; {reason}"
+        hint = "Restart vLLM from the mirror for a new version, or serve this model on a GPU."
+        raise MisfitError(problem, url=url, tensor=min(names), hint=hint)
+
+
+def counted(things: Collection[object], noun: str) -> str:
+    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of some names, for a message of one line."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:_NAMED]) + (f" and {len(ordered) - _NAMED:,} more" if len(ordered) > _NAMED else "")
+
+
+# -- what is asked of the workers --------------------------------------------------------------------------------------
 
 
 def trust(engine: Engine, names: Iterable[str]) -> None:

@@ -99,4 +99,4 @@ def repacked(layout: Layout, parameters: Iterable[str], packing: Packing) -> Lay
             unknown[part.name] = "the engine packs it after loading"
         else:
             parts += moved
-    return Layout(layout.table, parts, unknown)
+    return Layout(layout.table, parts, unknown, layout.uncovered, layout.broken)

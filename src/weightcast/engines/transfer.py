@@ -57,9 +57,8 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         refuse_unseen(vllm_config)
         super().__init__(config, vllm_config, device, model)
         parallel = self.parallel_config
-        self.worker = EngineWorker(
-            model, self._learn, self._reload, self.model_config.model, parallel.rank, parallel.world_size
-        )
+        folder, rank, world = self.model_config.model, parallel.rank, parallel.world_size
+        self.worker = EngineWorker(model, self._learn, self._reload, folder, rank, world, self._cannot_reload)
         WorkerBase.weightcast = _answer
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -86,9 +85,11 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         layout = learn(self.model, self.model.load_weights, table)
         return layout if self.device.type != "cpu" else with_packed_experts(layout, self.model)
 
+    def _cannot_reload(self) -> str | None:
+        packed = self.device.type == "cpu" and any(True for _ in packed_experts(self.model))
+        return "on a CPU vLLM packs experts, and its own reload leaves them unpacked" if packed else None
+
     def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        if any(True for _ in packed_experts(self.model)):
-            raise UsageError("vLLM's own reload leaves experts unpacked on a CPU", hint="Restart it from the mirror.")
         initialize_layerwise_reload(self.model)
         try:
             self.model.load_weights(weights)
@@ -98,9 +99,14 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 def refuse_unseen(config: Any) -> None:
     """`UsageError` for what would change parameters, or hold some, where we do not see it."""
-    if config.parallel_config.data_parallel_size > 1:
-        hint = "Start one engine for each replica, and an agent for each."
+    parallel = config.parallel_config
+    # Each core of a dense model is told that it is alone; the index, and the most there may be, are left as they were.
+    if max(parallel.data_parallel_size, parallel.elastic_ep_max_dp_size or 1) > 1 or parallel.data_parallel_index > 0:
+        hint = "Start one server for each replica without --data-parallel-size, and an agent for each."
         raise UsageError("the weightcast backend does not work with data parallelism", hint=hint)
+    if parallel.enable_eplb:
+        hint = "Start vLLM without --enable-eplb: it moves experts to other places while the engine runs."
+        raise UsageError("the weightcast backend does not work with expert load balancing", hint=hint)
     if config.model_config.enable_sleep_mode:
         raise UsageError("the weightcast backend does not work with sleep mode", hint="Start vLLM without it.")
 

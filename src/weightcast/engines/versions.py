@@ -45,7 +45,9 @@ class WeightVersions:
             await _refuse(send, 400, str(error))
             return
         client = scope["app"].state.engine_client
-        began = await self._reached(client, wanted or 0, min(_WAIT if patience is None else patience, _LONGEST))
+        began = await self._reached(
+            client, -1 if wanted is None else wanted, min(_WAIT if patience is None else patience, _LONGEST)
+        )
         if wanted is not None and _as_number(began) < wanted:
             await _refuse(send, 503, f"the engine serves version {began}, not {wanted} or a later one")
             return

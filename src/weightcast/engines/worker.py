@@ -78,7 +78,7 @@ class EngineWorker:
     """One worker's parameters.
 
     ``learn`` finds the layout of a table, ``reload`` is the engine's own way to load weights while it runs, ``folder``
-    is what it loaded when it began.
+    is what it loaded when it began. ``cannot_reload`` gives the reason if ``reload`` would spoil the engine.
     """
 
     def __init__(
@@ -89,8 +89,10 @@ class EngineWorker:
         folder: str,
         rank: int,
         world: int,
+        cannot_reload: Callable[[], str | None] = lambda: None,
     ):
         self._model, self._learn, self._reload = model, learn, reload
+        self._cannot_reload = cannot_reload
         self._folder = Path(folder)
         self._rank, self._world = rank, world
         self._instance = uuid.uuid4().hex
@@ -106,6 +108,8 @@ class EngineWorker:
         self._lessons = 0
         """How often what `names` tells has changed."""
         self._live: LiveParameters | None = None
+        self._surveyed: Layout | None = None
+        """What `survey` found, until `learn` takes it up."""
         self._trusted: set[str] = set()
         self._jobs: dict[str, _Job] = {}
         """What reads and what prepares an update: one of each, so that a look does not take away what was staged."""
@@ -120,6 +124,7 @@ class EngineWorker:
             known: Mapping[str, Callable[..., dict[str, Any]]] = {
                 "hello": self.hello,
                 "names": self.names,
+                "survey": self.survey,
                 "learn": self.learn,
                 "digest": self.digest,
                 "verify": self.verify,
@@ -156,17 +161,54 @@ class EngineWorker:
         }
 
     def names(self) -> dict[str, Any]:
-        """Which tensors cannot be followed, which are not held here, and for which the layout was proven."""
-        layout = self._known().layout
-        absent = [spec.name for spec in layout.table if spec.elements and not layout.locate(spec.name)]
-        return {"unknown": layout.unknown, "absent": absent, "trusted": sorted(self._trusted)}
+        """How the learned table fits, and for which tensors the layout was proven."""
+        return {**self._fit(self._known().layout), "trusted": sorted(self._trusted)}
+
+    def survey(self, channel: str) -> dict[str, Any]:
+        """Find out how the tensors of a channel would fit; what was learned before stays as it is.
+
+        ``strange`` says whether the engine's own checkpoint fits better: then this one is of another model.
+        """
+        layout = self._learn(channel_from_json(channel.encode()).table)
+        self._surveyed = layout
+        fit = self._fit(layout)
+        own = self._own_layout() if layout.broken or layout.uncovered else None
+        broken = layout.broken if own is None or not own.broken else None
+        left = {} if own is None or own.broken else own.uncovered
+        strange = {name: count for name, count in layout.uncovered.items() if count > left.get(name, 0)}
+        return {**fit, "broken": broken, "strange": strange}
+
+    def _own_layout(self) -> Layout | None:
+        """The layout of what the engine itself loaded; None if its folder cannot be read any more."""
+        try:
+            with Checkpoint(self._folder) as files:
+                return self._learn(files.table)
+        except WeightcastError:
+            return None
+
+    def _fit(self, layout: Layout) -> dict[str, Any]:
+        """Tensors that cannot be followed, tensors and parameters without a counterpart, what rules out a reload."""
+        absent = [
+            spec.name
+            for spec in layout.table
+            if spec.elements and spec.name not in layout.unknown and not layout.locate(spec.name)
+        ]
+        return {
+            "unknown": layout.unknown,
+            "absent": absent,
+            "uncovered": layout.uncovered,
+            "cannot_reload": self._cannot_reload(),
+        }
 
     def learn(self, channel: str) -> dict[str, Any]:
-        """Find out where the tensors of a channel are; what was known of another table is forgotten."""
+        """Take up the layout of a channel's tensors; what was known of another table is forgotten."""
         table = channel_from_json(channel.encode()).table
+        layout, self._surveyed = self._surveyed, None
+        if layout is None or layout.table != table:
+            layout = self._learn(table)
         self.close()
         self._table, self._trusted, self._position = None, set(), None
-        self._live = LiveParameters(self._model, self._learn(table))
+        self._live = LiveParameters(self._model, layout)
         self._table = hashlib.sha256(table_json(table).encode()).hexdigest()
         self._lessons += 1
         return {}
@@ -297,6 +339,8 @@ class EngineWorker:
         self._failed = None
         try:
             prepared = self._staged(job)
+            if reload and (problem := self._cannot_reload()):
+                raise UsageError(problem, tensor=reload[0])
             self._changing = True
             self._updates += 1
             self._write(prepared, mirror, reload)

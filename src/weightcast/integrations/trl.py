@@ -22,9 +22,10 @@ import torch
 from weightcast.begin import channel_in
 from weightcast.bits import Copies, Weights
 from weightcast.chain import Chain
-from weightcast.engines.agent import Agent, Clock
+from weightcast.engines.agent import Agent, Phases
 from weightcast.engines.client import Engine, HttpEngine
 from weightcast.engines.followers import Followers
+from weightcast.engines.meeting import MisfitError
 from weightcast.errors import EngineError, UsageError, WeightcastError
 from weightcast.keys import Position
 from weightcast.manifest import Manifest
@@ -152,7 +153,7 @@ class WeightcastTransfer:
         if self._received is None:
             hint = "TRL's trainer does it when training begins, but only once: to train again, make another trainer."
             raise UsageError("init_weight_transfer was not called", hint=hint)
-        clock = Clock()
+        clock = Phases()
         with clock.phase("take"):
             broadcast = self._received.take(iterator)
         first, began = self._publisher is None, time.monotonic()
@@ -184,7 +185,7 @@ class WeightcastTransfer:
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, received: Streamed, clock: Clock) -> _Sent:
+    def _begin(self, received: Streamed, clock: Phases) -> _Sent:
         """Take up the channel where it is, or begin it."""
         with clock.phase("upload"):
             before = self._chain.head() if self._chain is not None else None
@@ -204,7 +205,7 @@ class WeightcastTransfer:
             return _Sent(head.position)
         return _Sent(head.position, head.changed, received.table.nbytes if head.base is None else head.object.size)
 
-    def _publish(self, deadline: float, clock: Clock) -> _Sent:
+    def _publish(self, deadline: float, clock: Phases) -> _Sent:
         """Wait for the commit that has these weights, but not longer than anyone would."""
         assert self._publisher is not None
         with clock.phase("detect"):
@@ -231,6 +232,8 @@ class WeightcastTransfer:
             try:
                 pause, trouble = self._look(sent.position)
             except WeightcastError as error:  # whatever ails an engine or its mirror: training need not end of it
+                if first and isinstance(error, MisfitError):
+                    raise  # it will not fit any better in ten minutes
                 pause, trouble, cause = None, str(error), error
             if pause is not None:
                 return pause

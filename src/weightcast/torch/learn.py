@@ -43,8 +43,7 @@ def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
             load(following.stand_ins())
     except Exception as error:  # noqa: BLE001 -- whatever the engine's loader raises: then it cannot be followed
         reason = f"the engine's loader cannot be followed: {type(error).__name__}: {error}"
-        _log.warning("%s", reason)
-        return Layout(table, (), {spec.name: reason for spec in table})
+        return Layout(table, (), {spec.name: reason for spec in table}, broken=reason)
     return following.layout()
 
 
@@ -105,6 +104,7 @@ class _Write:
     part: Part | None
     first: int
     last: int
+    elements: int
     box: Box | None
     """The same in the parameter's own coordinates, where they are one."""
 
@@ -141,6 +141,7 @@ class _Following(TorchDispatchMode):
         self._unknown: dict[str, str] = {}
         self._table = table
         self._memory: dict[int, _Memory] = {}
+        self._parameters = dict(model.named_parameters())
         tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
         for name, tensor in tensors:
             storage = tensor.untyped_storage()
@@ -163,7 +164,17 @@ class _Following(TorchDispatchMode):
             parts += [write.part for write in memory.writes if write.part is not None]
             for part in _overwritten(memory.writes):
                 self._unknown.setdefault(part.name, f"the loader writes over it in {part.parameter}")
-        return Layout(self._table, parts, self._unknown)
+        return Layout(self._table, parts, self._unknown, self._uncovered())
+
+    def _uncovered(self) -> dict[str, int]:
+        """Parameters of which the loader leaves elements alone; padding that it fills is written, too."""
+        found = {}
+        for name, tensor in self._parameters.items():
+            writes = self._memory[_key(tensor)].writes
+            written = sum({(one.first, one.last, one.box): one.elements for one in writes}.values())
+            if written < tensor.numel():
+                found[name] = tensor.numel() - written
+        return found
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -219,6 +230,8 @@ class _Following(TorchDispatchMode):
                 continue
             if not target.numel():
                 continue
+            if func.overloadpacket is _aten.copy_:
+                _refuse_other_shape(target, args[1])
             part: Part | str = f"the loader writes with {func.overloadpacket.__name__}"
             if func.overloadpacket is _aten.copy_ and traces and home is not None:
                 part = self._part(target, args[1], home)
@@ -345,11 +358,12 @@ def _grid(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> _Write:
     if target.element_size() != home.itemsize:
-        return _Write(part, 0, home.storage.nbytes(), None)
+        return _Write(part, 0, home.storage.nbytes(), target.nbytes // home.itemsize, None)
     first = int(target.storage_offset())
     loops = list(zip(target.shape, target.stride(), target.stride(), strict=True))
     boxed = _boxed(home.grid, first, loops)
-    return _Write(part, first, first + sum((size - 1) * step for size, step, _ in loops), boxed and boxed[0])
+    last = first + sum((size - 1) * step for size, step, _ in loops)
+    return _Write(part, first, last, target.numel(), boxed and boxed[0])
 
 
 def _overwritten(writes: Sequence[_Write]) -> Iterator[Part]:
@@ -411,6 +425,14 @@ def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator
     for i, argument in enumerate(func._schema.arguments):
         if argument.is_write:
             yield from _tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+def _refuse_other_shape(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Raise as the write would have, had it not been suppressed."""
+    try:
+        torch.broadcast_to(source, target.shape)
+    except RuntimeError:
+        raise ValueError(f"a tensor of {list(source.shape)} does not fit into {list(target.shape)}") from None
 
 
 def _returned(func: Any, targets: Sequence[torch.Tensor]) -> Any:
