@@ -20,6 +20,7 @@ SOURCE = Path(wc.__file__).parent
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 READING_ORDER = [
+    "_startup",
     "errors",
     "backoff",
     "files",

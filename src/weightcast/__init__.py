@@ -23,7 +23,7 @@ Through a bucket, or a folder that stands for one:
 True
 """
 
-from weightcast import errors
+from weightcast import _startup, errors  # noqa: F401 - the first import of all: signals, for the command alone
 from weightcast.begin import init
 from weightcast.bits import Arrays, TensorSpec, TensorTable, Weights, round_to
 from weightcast.checkpoint import Checkpoint
