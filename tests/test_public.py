@@ -79,6 +79,7 @@ READING_ORDER = [
     "avoid",
     "holder",
     "folded",
+    "history",
     "mirror",
     "ran",
     "reference",
@@ -191,7 +192,7 @@ def test_public_names_are_these() -> None:
         "offline", "bench", "peers", "cli", "files", "stage", "keys", "manifest", "plan", "retention", "policy",
         "store", "transfer", "chain", "notes", "holder", "folded", "mirror", "fetch", "subscriber", "publisher",
         "folders", "squash", "collect", "verify", "testing", "begin", "torch", "receipt", "engines", "layout",
-        "integrations", "reference", "companions", "backoff", "pulse", "avoid", "ran", "repair",
+        "integrations", "reference", "companions", "backoff", "pulse", "avoid", "ran", "history", "repair",
     }  # fmt: skip
     assert all(getattr(wc, name).__doc__ for name in wc.__all__)
 

@@ -139,11 +139,11 @@ class World:
     def litter(self) -> set[str]:
         """Names of all files that lie around outside the bucket.
 
-        But for a mirror's log, and its downloads: those go when the next begin.
+        But for a mirror's log and history, and its downloads: those go when the next begin.
         """
         names = {str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()}
         mine = {name for name in names if not name.startswith(("bucket", "checkpoint-"))}
-        return {name for name in mine if "/log/" not in name and "/incoming/" not in name}
+        return {name for name in mine if not any(f"/{part}/" in name for part in ("log", "incoming", "history"))}
 
     def strays(self) -> set[str]:
         """What is left in the bucket that belongs to nothing, once all that may go by age is gone."""

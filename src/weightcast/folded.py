@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from weightcast.errors import FormatError, UsageError, WeightcastError
 from weightcast.files import discard, replacing, sync_folder
 from weightcast.keys import Position
 from weightcast.manifest import from_json, position_from_json, position_json, to_json
+from weightcast.rows import Row
 from weightcast.stage import led_by
 from weightcast.wire import PatchReader
 
@@ -66,12 +68,19 @@ def _folded(fields: dict[str, Any]) -> Folded:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
+    """One patch of a log, and where it leads."""
+
     version: int
     standing: Fingerprint
     path: Path
     source: FileSource
     reader: PatchReader
+    rows: Mapping[str, Row]
+
+    def row(self, name: str) -> Row | None:
+        """What it says of a tensor; None if it does not touch it."""
+        return self.rows.get(name)
 
 
 class RedoLog:
@@ -81,10 +90,14 @@ class RedoLog:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._layers: list[_Layer] = []
+        self._layers: list[Layer] = []
 
     def __len__(self) -> int:
         return len(self._layers)
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        return self._layers
 
     @property
     def readers(self) -> list[PatchReader]:
@@ -134,7 +147,8 @@ class RedoLog:
             if (reader.header.base, reader.header.result) != (standing.position, reached.position):
                 return False
             opening.pop_all()
-        self._layers.append(_Layer(step[1], reached, path, source, reader))
+        rows = {row.spec.name: row for row in reader.rows}
+        self._layers.append(Layer(step[1], reached, path, source, reader, rows))
         return True
 
     def close(self) -> None:

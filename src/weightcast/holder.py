@@ -92,6 +92,10 @@ class Holder(Protocol):
         """Hold what was staged. Doing it again after an interruption completes it."""
         ...
 
+    def way_back(self, goal: Position) -> Staged | None:
+        """Stage the way back to an older version without any download; None if that cannot be done."""
+        ...
+
     def fold(self, wait: bool = True, patience: float | None = None) -> bool:
         """Bring what others read up to what is held, if that lags behind; False if others prevent it.
 
@@ -156,6 +160,9 @@ class MemoryHolder:
             patch.path.unlink()
         if staged.folder is not None:
             shutil.rmtree(staged.folder)
+
+    def way_back(self, goal: Position) -> Staged | None:
+        return None
 
     def fold(self, wait: bool = True, patience: float | None = None) -> bool:
         return True

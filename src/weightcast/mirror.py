@@ -3,6 +3,7 @@
     FOLDER/*.safetensors, config.json, …    the checkpoint at the *folded* version, for any tool to load
     FOLDER/.weightcast/position.json        which version that is, with the digest of every tensor
     FOLDER/.weightcast/log/                 staged patches that lead on from there: the redo log
+    FOLDER/.weightcast/history/             patches that lead back over the last versions folded; a cache
     FOLDER/.weightcast/lock                 held shared by readers of the files, alone by who changes them
     FOLDER/.weightcast/changing             there while the files change, or are wrong: they must not be loaded
     FOLDER/.weightcast/install.json         there while a new anchor's files (anchor/) and log (ahead/) are moved in
@@ -27,9 +28,10 @@ from pathlib import Path
 
 from weightcast.bits import TensorTable, Weights
 from weightcast.checkpoint import CHANGING, INDEX, MIRROR, Checkpoint, redo_path
+from weightcast.container import FileSource
 from weightcast.detect import refuse_other_table
 from weightcast.digest import Fingerprint, tensor_digest
-from weightcast.errors import BusyError, CheckpointError, UsageError, WeightcastError
+from weightcast.errors import BusyError, CheckpointError, FormatError, MismatchError, UsageError, WeightcastError
 from weightcast.files import (
     Report,
     discard,
@@ -41,15 +43,26 @@ from weightcast.files import (
     sync_folder,
     write_mark,
 )
-from weightcast.folded import FileTimes, Folded, RedoLog, log_name, make_folders, read_folded, write_folded
-from weightcast.holder import Staged, position_of
+from weightcast.folded import (
+    FileTimes,
+    Folded,
+    RedoLog,
+    log_name,
+    make_folders,
+    read_folded,
+    read_log_name,
+    write_folded,
+)
+from weightcast.history import History, Undo
+from weightcast.holder import Staged, StagedPatch, position_of
 from weightcast.keys import Position, is_channel_id
-from weightcast.stage import Overlay, standing_of
+from weightcast.stage import Overlay, stage, standing_of
+from weightcast.wire import PatchReader
 from weightcast.workers import ONE, Workers
 
 POSITION, INSTALL = "position.json", "install.json"
 RAN, INSTANCE = "ran.json", "instance"
-_OWN = {POSITION, INSTALL, CHANGING, RAN, INSTANCE, "log", "staged", "incoming", "lock", "owner"}
+_OWN = {POSITION, INSTALL, CHANGING, RAN, INSTANCE, "history", "log", "staged", "incoming", "lock", "owner"}
 
 _EDITED = "Pull again: it is put right from the channel."
 
@@ -86,6 +99,7 @@ class Mirror:
         self._workers, self._report = workers, report
         self._inner = self.folder / MIRROR
         self._log = RedoLog(self._inner / "log")
+        self._history = History(self._inner / "history", table)
         self._files: Checkpoint | None = None
         self._folded: Folded | None = None
         self.version: int | None = None
@@ -138,6 +152,7 @@ class Mirror:
                 discard(path)
         for path in (self._inner / "staged").iterdir():
             discard(path)
+        self._history.sweep()
 
     def _recover(self) -> None:
         """Finish what was interrupted, then find out where the folder stands."""
@@ -361,15 +376,19 @@ class Mirror:
         assert version is not None
         assert standing is not None
         self._own_files()
+        again = (self._inner / CHANGING).exists()  # then the files may hold new bits already: nothing to go back to
         write_mark(self._inner / CHANGING)
         touched = {row.spec.name for reader in self._log.readers for row in reader.rows}
         done, total = 0, sum(self.table[name].nbytes for name in touched)
-        with Checkpoint(self.folder, aliases=dict(self.table.aliases), writable=True, interrupted=True) as files:
+        with (
+            Checkpoint(self.folder, aliases=dict(self.table.aliases), writable=True, interrupted=True) as files,
+            self._recording(again) as undo,
+        ):
             overlay = Overlay(files, self._log.readers, fresh=True)
             for spec in self.table:
                 if spec.name not in touched and not prove_all:
                     continue
-                bits = overlay.read(spec.name)
+                bits = undo.apply(spec.name, files.read(spec.name)) if undo else overlay.read(spec.name)
                 if tensor_digest(bits, self._workers) != standing[spec.name]:
                     self._forget()
                     return
@@ -378,9 +397,54 @@ class Mirror:
                     done += spec.nbytes
                     self._report("fold", done, total)
             files.sync()
+            if undo:
+                undo.finish()
         self._write_folded(Position(version, standing.position), standing)
         self._log.clear()
         self._unmark()
+        self._history.trim()
+
+    @contextmanager
+    def _recording(self, again: bool) -> Iterator[Undo | None]:
+        """Record what a fold overwrites; None where it cannot be known any more."""
+        if again or self._folded is None:
+            yield None
+            return
+        base = self._folded.position.version, Fingerprint(self.table, self._folded.digests)
+        with self._history.record(base, self._log.layers) as undo:
+            yield undo
+
+    def way_back(self, goal: Position) -> Staged | None:
+        """Stage the way back to ``goal`` from what was kept here; None if it does not lead there.
+
+        What is held is not touched. Only what is folded counts: a log must be folded first.
+        """
+        start, standing = position_of(self), self.standing
+        if start is None or standing is None or self._log or self._files is None:
+            return None
+        way = self._history.way(start, goal)
+        if way is None:
+            return None
+        staging = self._inner / "staged"
+        for left in staging.iterdir():
+            discard(left)
+        patches: list[StagedPatch] = []
+        with ExitStack() as opened:
+            layers: list[PatchReader] = []
+            for number, path in enumerate(way):
+                out = staging / f"back-{number}.safetensors"
+                try:
+                    reader = PatchReader(opened.enter_context(FileSource(path)))
+                    under = Overlay(self._files, layers, fresh=True)
+                    standing = stage(reader, under, standing, out, self._workers, self._report)
+                except (FormatError, MismatchError, UsageError, CheckpointError):
+                    discard(path)  # damaged: the bucket has what it led to
+                    return None
+                layers.append(PatchReader(opened.enter_context(FileSource(out))))
+                step = read_log_name(path.name)
+                assert step is not None
+                patches.append(StagedPatch(Position(step[1], standing.position), out))
+        return Staged(start, goal, standing, None, None, None, tuple(patches), 0)
 
     def _write_folded(self, position: Position, standing: Fingerprint) -> None:
         folded = Folded(self.channel, self._url, position, standing.digests, _signature(self._files_now()))
@@ -426,6 +490,7 @@ class Mirror:
                     self._write_folded(new.position, Fingerprint(self.table, new.digests))
                 self._let_go()
             remove(self._inner / INSTALL)
+            self._history.clear()
             discard(self._inner / "anchor")
             discard(self._inner / "ahead")
 
