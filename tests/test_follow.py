@@ -426,6 +426,30 @@ def test_an_error_in_the_block_still_folds(world: World) -> None:
     assert world.check_files() == 4
 
 
+def leave_edited(world: World, error: type[Exception] | None) -> None:
+    """End a follower whose files somebody else has changed, so that they cannot be folded."""
+    with Subscriber(world.store, world.mirror, threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+        with wc.Checkpoint(world.mirror, writable=True) as files:
+            files.write("d", files.read("d") ^ 1)
+        if error is not None:
+            raise error
+
+
+def test_files_that_cannot_be_folded_at_the_end_are_an_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    follow(world, policy=Pinned(1))
+    with pytest.raises(CheckpointError, match="changed by somebody else"):
+        leave_edited(world, None)
+    follow(world, policy=Pinned(1), fold=True)
+    with pytest.raises(ZeroDivisionError):  # what ended the block comes first
+        leave_edited(world, ZeroDivisionError)
+    assert "the files could not be brought up to date" in caplog.text
+    follow(world, fold=True)
+    assert world.check_files() == 4
+
+
 def test_a_reader_does_not_keep_a_follower_from_ending(world: World, caplog: pytest.LogCaptureFixture) -> None:
     follow(world, policy=Pinned(1))
     with reading(world.mirror) as files:

@@ -472,7 +472,12 @@ class Subscriber:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except WeightcastError as late:
+            if error is None:
+                raise
+            _log.warning("the files could not be brought up to date: %s", late)  # what ended the block comes first
 
 
 class _NoWayError(Exception):
