@@ -52,7 +52,7 @@ def read_folded(path: Path) -> Folded | None:
     """None where there is none, or none that makes sense: then the weights themselves must be read."""
     try:
         return from_json(path.read_bytes(), "mirror", {"channel", "digests", "files", "position", "url"}, _folded)
-    except (FileNotFoundError, FormatError):
+    except (FileNotFoundError, NotADirectoryError, FormatError):
         return None
 
 
