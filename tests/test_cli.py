@@ -418,6 +418,32 @@ def test_output_in_a_folder_that_is_not_there(single: Pair, tmp_path: Path) -> N
     assert "gone" in done.complaint
 
 
+UNWRITABLE = Path("/sys")
+"""Where not even root may make files."""
+
+
+@pytest.mark.skipif(not UNWRITABLE.is_dir(), reason="no such folder on this system")
+def test_a_place_that_cannot_be_written_to(single: Pair) -> None:
+    """People are told of the place they named, not of a temporary file, and what to do."""
+    out = UNWRITABLE / "weightcast-out"
+    commands = (("diff", single.old, single.new, "-o", out), ("apply", single.patch, single.old, "-o", out))
+    for done in at_once(*commands):
+        assert done.code == USAGE
+        assert "nothing can be written there: " in done.complaint
+        assert f"(file {out})" in done.complaint
+        assert "name another place" in done.complaint or "Name a place" in done.complaint
+    (told,) = at_once((*commands[0], "--json"))
+    assert (told.code, told.error["file"]) == (USAGE, str(out))
+    assert told.error["hint"] in told.error["text"]
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
+    done = weightcast("inspect", tmp_path / "config.json")
+    assert done.code == FORMAT
+    assert "this is no safetensors file" in done.complaint
+
+
 def test_unknown_codec(single: Pair, tmp_path: Path) -> None:
     done = weightcast("diff", single.old, single.new, "-o", tmp_path / "patch", "--codec", "zstd")
     assert (done.code, done.out) == (USAGE, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -24,7 +25,7 @@ import weightcast as wc
 from weightcast.bits import TensorSpec, TensorTable
 from weightcast.checkpoint import save
 from weightcast.cli import app
-from weightcast.cli.console import _progress, say, warn
+from weightcast.cli.console import _progress, code_of, fields_of, say, warn
 from weightcast.cli.heat import heat_of
 from weightcast.cli.terminal import Terminal, visible
 from weightcast.cli.wording import moment, one_line, span
@@ -218,7 +219,8 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield from (("init", tmp_path / f"c{CLEAR}", world.old), ("init", tmp_path / "d", gone), ("init", url, world.old))
     yield from (("attach", url, "--engine", f"http://127.0.0.1:1/{CLEAR}", "--once"), ("reset", url), ("reset", gone))
     yield ("verify", url, "--engine", "http://127.0.0.1:1")
-    yield from (("repair", url), ("repair", gone), ("bench", "codec", gone))
+    yield from (("repair", url), ("repair", gone), ("forget", url, f"r{CLEAR}"), ("forget", gone, "r"))
+    yield ("bench", "codec", gone)
 
 
 def test_no_verb_lets_text_from_outside_act_on_the_terminal(world: World, tmp_path: Path) -> None:
@@ -341,3 +343,14 @@ def test_names_that_make_an_empty_grid_are_listed() -> None:
     heat = heat_of(table, {"m.7.k7": 1})
     assert heat.stacks == ()
     assert (len(heat.others), heat.others["m.7.k7"].changed) == (3000, 1)
+
+
+# -- errors of the system ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENOENT])
+def test_an_error_of_the_system_comes_with_a_remedy(number: int) -> None:
+    fields = fields_of(OSError(number, os.strerror(number), "/some/where"))
+    assert fields["hint"].endswith(".")
+    assert fields["text"].endswith(f"(file /some/where). {fields['hint']}")
+    assert code_of(OSError(number, "")) == (11 if number == errno.ENOSPC else 1)

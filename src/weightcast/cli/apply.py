@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from weightcast.cli.console import AsJson, Threads, facts, working
+from weightcast.cli.console import AsJson, Threads, facts, working, writing_to
 from weightcast.errors import UsageError
 from weightcast.offline import apply_in_place, apply_to_copy, resume
 
@@ -27,11 +27,12 @@ def apply(
         if len(paths) != (1 if resuming else 2) or (resuming and output):
             raise UsageError("apply takes PATCH and TARGET, or --resume and TARGET")
         target = paths[-1]
-        if resuming:
-            done = resume(target, workers, report)
-        elif output:
-            done = apply_to_copy(paths[0], target, output, workers, report)
-        else:
-            done = apply_in_place(paths[0], target, workers, report)
+        with writing_to(output or target):
+            if resuming:
+                done = resume(target, workers, report)
+            elif output:
+                done = apply_to_copy(paths[0], target, output, workers, report)
+            else:
+                done = apply_in_place(paths[0], target, workers, report)
         changed = done is not None and done.changed
         facts({"target": str(output or target), "position": done and done.position, "changed": changed}, as_json)

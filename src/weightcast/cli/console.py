@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -218,6 +220,8 @@ def fail(error: Exception, as_json: bool) -> NoReturn:
 
 def code_of(error: Exception) -> int:
     """The exit code for an error."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EXIT_CODES[SpaceError]
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
 
 
@@ -234,10 +238,42 @@ def fields_of(error: Exception) -> dict[str, str]:
     fields = {"kind": type(error).__name__, "text": str(error) or type(error).__name__}
     if isinstance(error, OSError) and not isinstance(error, WeightcastError) and error.strerror:
         where = f" (file {error.filename})" if error.filename else ""
-        fields["text"] = f"{error.strerror[:1].lower()}{error.strerror[1:]}{where}"
+        hint = _REMEDIES.get(error.errno or 0, "Check the disk and the folder, then try again.")
+        fields |= {"text": f"{_problem(error)}{where}. {hint}", "hint": hint}
     if isinstance(error, WeightcastError):
         fields |= {name: value for name, value in vars(error).items() if isinstance(value, str)}
     return fields
+
+
+_REMEDIES = {
+    errno.EACCES: "Check what you may do there, or name another place.",
+    errno.EPERM: "Check what you may do there, or name another place.",
+    errno.EROFS: "Name a place that can be written to.",
+    errno.ENOSPC: "Make room and try again.",
+    errno.EDQUOT: "Make room and try again.",
+    errno.ENOENT: "Check the path.",
+    errno.ENOTDIR: "Check the path.",
+    errno.ENAMETOOLONG: "Name a shorter path.",
+    errno.EMFILE: "Allow more open files, with `ulimit -n`.",
+}
+"""What to do about errors of the system that none of ours stands for."""
+
+
+def _problem(error: OSError) -> str:
+    text = error.strerror or type(error).__name__
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+@contextmanager
+def writing_to(target: Path) -> Iterator[None]:
+    """Errors of the system in here that say one may not write become a `UsageError` about the place that was named."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, WeightcastError) or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        problem = f"nothing can be written there: {_problem(error)}"
+        raise UsageError(problem, file=str(target), hint=_REMEDIES[error.errno]) from error
 
 
 def warn(text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from weightcast.checkpoint import Checkpoint
-from weightcast.cli.console import AsJson, Threads, facts, working
+from weightcast.cli.console import AsJson, Threads, facts, working, writing_to
 from weightcast.errors import UsageError
 from weightcast.offline import write_patch
 
@@ -27,7 +27,8 @@ def diff(
         with Checkpoint(old) as before, Checkpoint(new) as after:
             if output.exists() and any(output.samefile(file) for file in before.files + after.files):
                 raise UsageError("the patch would replace the weights it is made from", file=str(output))
-            written = write_patch(before, after, output, codec, workers, report)
+            with writing_to(output):
+                written = write_patch(before, after, output, codec, workers, report)
         facts(
             {
                 "patch": str(output),

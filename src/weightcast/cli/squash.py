@@ -12,7 +12,7 @@ import typer
 
 from weightcast import squash as squashes
 from weightcast.chain import Chain
-from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working
+from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working, writing_to
 from weightcast.cli.wording import size
 from weightcast.files import Report
 from weightcast.folders import cut_anchor
@@ -55,7 +55,8 @@ def squash(
 def _scratch(folder: Path | None) -> Iterator[Path]:
     """The folder that is kept, or one that is not."""
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         yield folder
     else:
         with tempfile.TemporaryDirectory(prefix="weightcast-") as made:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +27,7 @@ from weightcast.cli.console import (
     say,
     tell,
     working,
+    writing_to,
 )
 from weightcast.cli.held import Claim, held
 from weightcast.cli.wording import one_line
@@ -151,8 +154,8 @@ def _check(chain: Chain, deep: bool, scratch: Path | None, workers: Workers, rep
         if not deep:
             return
         result.proven = 0
-        with tempfile.TemporaryDirectory(prefix="weightcast-", dir=scratch) as folder:
-            for _, wrong in whole.verify_deep(chain, Path(folder) / "weights", workers, report):
+        with _scratch(scratch) as folder:
+            for _, wrong in whole.verify_deep(chain, folder / "weights", workers, report):
                 result.proven += wrong is None
                 if wrong is not None:
                     result.add(wrong)
@@ -160,6 +163,15 @@ def _check(chain: Chain, deep: bool, scratch: Path | None, workers: Workers, rep
         if not result.findings:
             raise
         result.stopped = error
+
+
+@contextmanager
+def _scratch(folder: Path | None) -> Iterator[Path]:
+    """A temporary folder, in ``folder`` if that is given."""
+    with ExitStack() as opened:
+        with writing_to(folder or Path(tempfile.gettempdir())):
+            made = opened.enter_context(tempfile.TemporaryDirectory(prefix="weightcast-", dir=folder))
+        yield Path(made)
 
 
 def _tell(result: _Result) -> None:
