@@ -17,15 +17,15 @@ os.environ |= {
 
 from vllm import LLM, SamplingParams
 
-from weightcast.engines.agent import Agent
-from weightcast.engines.client import InProcess
-from weightcast.engines.proof import prove
-
 if __name__ == "__main__":
     model, channel, mirror = sys.argv[1:]
     llm = LLM(
         model, dtype="bfloat16", max_model_len=128, enforce_eager=True, weight_transfer_config={"backend": "weightcast"}
     )
+    from weightcast.engines.agent import Agent  # not before: vLLM on a CPU cannot start once numba is imported
+    from weightcast.engines.client import InProcess
+    from weightcast.engines.proof import prove
+
     with Agent(channel, InProcess(llm), mirror) as agent:
         update = agent.step()
         proof = prove(agent.engine, agent.subscriber.chain)

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -94,10 +96,21 @@ def _moe() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**TINY, **TOKENS, **EXPERTS, tie_word_embeddings=False))
 
 
+def _gpt_oss() -> PreTrainedModel:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}
+    return GptOssForCausalLM(GptOssConfig(**TINY, **TOKENS, **experts, tie_word_embeddings=False))
+
+
 def _big() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**BIG, **TOKENS, tie_word_embeddings=True))
 
 
 # The special token comes first in the vocabulary.
 TOKENS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
-KINDS: dict[str, Callable[[], PreTrainedModel]] = {"qwen3": _qwen3, "llama": _llama, "moe": _moe, "big": _big}
+KINDS: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen3": _qwen3,
+    "llama": _llama,
+    "moe": _moe,
+    "gpt-oss": _gpt_oss,
+    "big": _big,
+}

@@ -23,7 +23,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from weightcast.bits import TensorTable
 from weightcast.engines.packing import packing_of, probed, repacked
-from weightcast.engines.vllm import refuse_other_vllm
+from weightcast.engines.vllm import keep_plain_weights, refuse_other_vllm
 from weightcast.engines.worker import EngineWorker
 from weightcast.errors import UsageError
 from weightcast.layout import Layout
@@ -56,6 +56,8 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         refuse_other_vllm(vllm.__version__)
         refuse_unseen(vllm_config)
         super().__init__(config, vllm_config, device, model)
+        if device.type == "cpu":
+            keep_plain_weights(model, vllm_config)
         parallel = self.parallel_config
         folder, rank, world = self.model_config.model, parallel.rank, parallel.world_size
         self.worker = EngineWorker(model, self._learn, self._reload, folder, rank, world, self._cannot_reload)

@@ -1,7 +1,10 @@
 """A plug-in of vLLM for tests: updates that take their time, and a way to flip a bit of a live parameter."""
 
+import importlib.util
 import os
+import sys
 import time
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,30 @@ SLOW = "WEIGHTCAST_TEST_SLOW"
 
 
 def slow_down() -> None:
-    """Every process of vLLM calls this."""
-    if SLOW not in os.environ:
-        return
-    from weightcast.torch.live import LiveParameters, Scatter
+    """Every process of vLLM calls this. What is to be slow is not imported here: vLLM on a CPU stumbles over numba."""
+    if SLOW in os.environ and not any(isinstance(one, _WhenImported) for one in sys.meta_path):
+        sys.meta_path.insert(0, _WhenImported())
 
+
+class _WhenImported(MetaPathFinder):
+    """Changes a module as soon as somebody imports it."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "weightcast.torch.live" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            _slow_down(module.LiveParameters, module.Scatter)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _slow_down(live: Any, scatter: Any) -> None:
     switch = Path(os.environ[SLOW])
 
     def slowly(write: Any) -> Any:
@@ -26,9 +48,7 @@ def slow_down() -> None:
 
         return written
 
-    if not hasattr(LiveParameters, "is_slow"):
-        LiveParameters.is_slow = True
-        Scatter.apply, LiveParameters.write = slowly(Scatter.apply), slowly(LiveParameters.write)
+    scatter.apply, live.write = slowly(scatter.apply), slowly(live.write)
 
 
 class Flipping:

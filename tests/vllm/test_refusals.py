@@ -1,0 +1,186 @@
+"""What is refused before a healthy engine is touched, and what is said of tensors and parameters without each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engines import SITE, Engine, serving
+from vllm.config import ParallelConfig
+from world import attached, live, must_be, training
+
+import weightcast as wc
+from weightcast.errors import UsageError
+
+SLOW = "WEIGHTCAST_TEST_SLOW"  # as in site/faults.py
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def weightcast(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "weightcast", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def channel_of(folder: Path, channel: Path, more: dict[str, str] | None = None) -> str:
+    """A channel whose version 0 is a checkpoint; ``more`` are tensors that it has copies of under another name."""
+    with wc.Checkpoint(folder) as files:
+        specs = {spec.name: spec for spec in files.table}
+        arrays = {name: files.read(name).reshape(spec.shape).copy() for name, spec in specs.items()}
+    dtypes = {name: spec.dtype for name, spec in specs.items()}
+    for copy, name in (more or {}).items():
+        arrays[copy], dtypes[copy] = arrays[name].copy(), dtypes[name]
+    wc.init(str(channel), wc.Arrays(arrays, dtypes=dtypes))
+    return str(channel)
+
+
+def must_refuse(engine: Engine, channel: str, mirror: Path, *texts: str) -> None:
+    """`attach` says so in one line and ends; the engine answers as before, and is not paused."""
+    before = engine.generate([1, 2, 3], 6)
+    refused = weightcast("attach", channel, "--engine", engine.url, "--mirror", str(mirror))  # not --once: no retry
+    assert refused.returncode == 12, refused
+    assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+    for text in texts:
+        assert text in refused.stderr, refused.stderr
+    assert engine.get("/is_paused") == {"is_paused": False}
+    assert engine.generate([1, 2, 3], 6) == before
+
+
+# -- nothing is touched ------------------------------------------------------------------------------------------------
+
+
+def test_entry_point_names_the_backend_and_touches_nothing() -> None:
+    script = Path(__file__).with_name("untouched.py")
+    environment = {**os.environ, "PYTHONPATH": str(SITE)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"changed": [], "imported": [], "registered": ["weightcast"]}
+
+
+# -- engines that do not start -----------------------------------------------------------------------------------------
+
+
+def config(**changes: Any) -> Any:
+    """A real parallel configuration, changed as vLLM changes it after it was checked."""
+    parallel = ParallelConfig()
+    for name, value in changes.items():
+        assert hasattr(parallel, name)
+        setattr(parallel, name, value)
+    return SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(enable_sleep_mode=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"data_parallel_size": 2}, "data parallelism.*one server for each replica"),
+        ({"data_parallel_index": 1}, "data parallelism.*one server for each replica"),
+        ({"elastic_ep_max_dp_size": 2}, "data parallelism.*one server for each replica"),
+        ({"enable_eplb": True}, "expert load balancing.*without --enable-eplb"),
+    ],
+)
+def test_what_the_backend_would_not_see_is_refused_when_it_starts(changes: dict[str, Any], text: str) -> None:
+    from weightcast.engines.transfer import refuse_unseen
+
+    refuse_unseen(config())
+    with pytest.raises(UsageError, match=text):
+        refuse_unseen(config(**changes))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_dense_model_with_data_parallelism_is_refused_in_every_core(rank: int) -> None:
+    """What a core of vLLM does to the configuration of a dense model before it starts its workers."""
+    from weightcast.engines.transfer import refuse_unseen
+
+    parallel = ParallelConfig(data_parallel_size=2)
+    parallel.data_parallel_index = rank
+    parallel.reconfigure_for_independent_dp_rank()
+    assert (parallel.data_parallel_size, parallel.data_parallel_rank) == (1, 0)
+    with pytest.raises(UsageError, match="does not work with data parallelism"):
+        refuse_unseen(SimpleNamespace(parallel_config=parallel, model_config=None))
+
+
+def test_gpt_oss_on_a_cpu_is_refused_before_it_is_paused(model: Callable[[str], Path], tmp_path: Path) -> None:
+    channel = channel_of(model("gpt-oss"), tmp_path / "channel")
+    with serving(model("gpt-oss")) as engine:
+        texts = ("can neither place nor reload 4 tensors", "experts.gate_up_proj", "Restart vLLM from the mirror")
+        must_refuse(engine, channel, tmp_path / "mirror", *texts)
+
+
+# -- one engine for all the rest ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writing it makes updates slow."""
+    return tmp_path_factory.mktemp("switch") / "slow"
+
+
+@pytest.fixture(scope="module")
+def engine(model: Callable[[str], Path], slow: Path) -> Iterator[Engine]:
+    with serving(model("qwen3"), env={SLOW: str(slow)}) as running:
+        yield running
+
+
+def test_channels_of_other_models_are_refused(engine: Engine, model: Callable[[str], Path], tmp_path: Path) -> None:
+    for kind, texts in {
+        "llama": ("covers 4 parameters", "model.layers.0.self_attn.k_norm.weight"),
+        "moe": ("does not fit the engine", "mlp.experts"),
+    }.items():
+        channel = channel_of(model(kind), tmp_path / kind)
+        must_refuse(engine, channel, tmp_path / f"mirror-{kind}", "Name the channel of the model", *texts)
+        checked = weightcast("verify", "--engine", engine.url, channel)
+        assert (checked.returncode, "Traceback" in checked.stderr) == (12, False)
+        assert texts[0] in checked.stderr
+
+
+def test_tensors_without_a_place_are_named_and_no_claim_covers_them(
+    engine: Engine, model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    channel = channel_of(model("qwen3"), tmp_path / "channel", {HEAD: EMBEDDING})
+    done = weightcast("attach", channel, "--engine", engine.url, "--mirror", str(tmp_path / "mirror"), "--once")
+    assert done.returncode == 0, done.stderr
+    assert f"the engine has no place for 1 tensor of the channel: {HEAD}" in done.stderr
+    proof = live(engine, channel)
+    assert (proof.holds, proof.absent, dict(proof.uncovered)) == (True, (HEAD,), {})
+    told = weightcast("verify", "--engine", engine.url, channel)
+    assert told.returncode == 0
+    text = " ".join(told.stdout.split())
+    assert (
+        f"tensors of the channel that have a place in the engine, live on all workers; 1 tensor has no place: {HEAD}"
+        in text
+    )
+    assert "to the last bit" not in text
+    said = json.loads(weightcast("verify", "--engine", engine.url, channel, "--json").stdout)
+    assert (said["version"], said["absent"], said["uncovered"]) == (0, [HEAD], {})
+
+
+def test_agent_interrupted_while_workers_write_leaves_the_engine_running(
+    engine: Engine, model: Callable[[str], Path], slow: Path, tmp_path: Path
+) -> None:
+    with training(model("qwen3"), tmp_path / "channel") as trainer:
+        trainer.step()
+        with attached(trainer.channel, engine, tmp_path / "mirror") as agent:
+            agent.wait(1)
+            slow.write_text("0.1")
+            try:
+                version, end = trainer.step(), time.monotonic() + 60
+                while not slow.with_name("slow.begun").exists():
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+                assert engine.get("/is_paused")["is_paused"]
+                agent.process.send_signal(signal.SIGINT)
+                agent.process.wait(60)
+            finally:
+                slow.unlink()
+        must_be(engine, trainer.channel, version)
