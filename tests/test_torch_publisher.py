@@ -244,8 +244,9 @@ def test_a_compiled_model_has_the_names_of_its_own() -> None:
 def test_publishing_without_a_step_between_sends_nothing() -> None:
     model, channel = small(torch.bfloat16), store()
     with wc.Publisher(channel, model, optimizer=adam(model)) as publisher:
-        commit = publisher.publish(step=1).result(60)
-    assert commit.changed == 0
+        receipt = publisher.publish(step=1)
+        assert receipt.result(60).position.version == 0
+        assert receipt.is_new is False
 
 
 def test_what_flips_and_flips_back_is_not_sent() -> None:
@@ -263,7 +264,7 @@ def test_what_flips_and_flips_back_is_not_sent() -> None:
     with wc.Publisher(channel, model, optimizer=optimizer) as publisher:
         step(1)
         step(-1)
-        assert publisher.publish().result(60).changed == 0
+        assert publisher.publish().result(60).position.version == 0
         step(1)
         assert publisher.publish().result(60).changed == 72
 
@@ -518,7 +519,11 @@ def test_a_publish_that_broke_off_ends_the_publisher(detect: str, monkeypatch: p
     with pytest.raises(MemoryError):
         publisher.publish()
     publisher.close()
-    with wc.Publisher(channel, model, optimizer=optimizer, detect=detect), Following(channel) as follower:
+    with (
+        wc.Publisher(channel, model, optimizer=optimizer, detect=detect) as again,
+        Following(channel) as follower,
+    ):
+        again.publish().result(60)
         follower.catch_up()
         same(model, follower.model)
 
@@ -615,7 +620,8 @@ def test_a_channel_is_begun_with_the_model_and_gone_on_with() -> None:
         train(model, optimizer, 2)
     train(model, optimizer, 3)  # unseen
     with wc.Publisher(channel, model, optimizer=optimizer) as publisher, Following(channel) as follower:
-        assert publisher.position.version == 2
+        assert publisher.position.version == 1
+        assert publisher.publish(step=3).result(60).step == 3
         follower.catch_up()
         same(model, follower.model)
 
