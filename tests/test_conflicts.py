@@ -133,7 +133,7 @@ def test_who_lost_goes_on_from_the_head_after_a_restart(world: World) -> None:
     first.close()
     loses(second, world.states[4])
     with publisher_of(world.store, world.states[4]) as again:
-        assert again.position.version == 4
+        assert again.publish().result(30).position.version == 4
     world.check_readers([4])
 
 
