@@ -321,6 +321,15 @@ def test_gc_tells_of_unfinished_uploads(tmp_path: Path) -> None:
     assert (len(told["debris"]), told["bytes"]) == (1, 1000)
 
 
+def test_status_weighs_unfinished_uploads(tmp_path: Path) -> None:
+    url = tmp_path / "channel"
+    channel(url)
+    leave_debris(url, "a", 0.1)
+    told = json.loads(CliRunner().invoke(app, ["status", str(url), "--json"]).stdout)
+    assert told["stored"]["unfinished"] == {"objects": 1, "bytes": 1000}
+    assert "unfinished 1.00 kB (1)" in CliRunner().invoke(app, ["status", str(url)]).stdout
+
+
 def test_reset_removes_unfinished_uploads_of_any_age(tmp_path: Path) -> None:
     url = tmp_path / "channel"
     chain = channel(url)

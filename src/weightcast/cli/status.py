@@ -1,6 +1,7 @@
 """`weightcast status URL`, `weightcast status FOLDER`"""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from weightcast.cli.wording import one_line, size, span
 from weightcast.keys import ANCHORS, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
 from weightcast.manifest import Heartbeat, Lease, Manifest
 from weightcast.ran import read_ran
+from weightcast.store.base import Listed, debris
 
 _KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, DOOMED)
 
@@ -68,7 +70,8 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
         "anchors": anchors,
         "references": references,
         "pins": sorted(notes.pins(chain)),
-        "stored": {kind.rstrip("/"): _weigh(chain, kind) for kind in _KINDS},
+        "stored": {kind.rstrip("/"): _weigh(chain.store.list(kind)) for kind in _KINDS}
+        | {"unfinished": _weigh(debris(chain.store))},
         "replicas": [_replica(beat, heard, head, now) for beat, heard in notes.heartbeats(chain)],
     }
 
@@ -79,8 +82,8 @@ def _writer(lease: Lease | None, now: float) -> dict[str, Any] | None:
     return {"name": lease.writer, "host": lease.host, "pid": lease.pid, "age": round(now - lease.time, 3)}
 
 
-def _weigh(chain: Chain, kind: str) -> dict[str, int]:
-    sizes = [listed.size for listed in chain.store.list(kind)]
+def _weigh(found: Iterable[Listed]) -> dict[str, int]:
+    sizes = [listed.size for listed in found]
     return {"objects": len(sizes), "bytes": sum(sizes)}
 
 
