@@ -200,7 +200,9 @@ class WeightcastTransfer:
             publisher = Publisher(self._store, received, codec=self._codec, writer=self._writer, threads=self._threads)
             self._publisher = self._opened.enter_context(publisher)
             self._chain = Chain.open(self._store)
-            head = self._chain.manifest(publisher.position.version)
+            receipt = publisher.publish()
+            publisher.flush()  # raises what prevents it, where the receipt would wait
+            head = receipt.result()
         if before is not None and head.position == before.position:
             return _Sent(head.position)
         return _Sent(head.position, head.changed, received.table.nbytes if head.base is None else head.object.size)
@@ -213,6 +215,8 @@ class WeightcastTransfer:
         with clock.phase("upload"):
             try:
                 manifest = receipt.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+                if not receipt.is_new:  # the head had these weights
+                    return _Sent(manifest.position)
                 return _Sent(manifest.position, manifest.changed, manifest.object.size)
             except TimeoutError:
                 if self._patience:
