@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -87,11 +87,11 @@ class ChannelMachine(RuleBasedStateMachine):
         self.model[self.head + 1] = wc.Arrays.copy_of(bits)
         self.published[self.head] = self.store.now
 
-    def _next(self, seed: int, base: int | None = None) -> wc.Arrays:
-        """A step of training from the head, or from an older version."""
+    def _next(self, seed: int, base: int | None = None, densities: Sequence[float] = (0.0, 0.02, 0.2)) -> wc.Arrays:
+        """A step of training from the head, or from an older version; it may change nothing."""
         rng = np.random.default_rng(seed)
         old = self.model[self.head if base is None else base]
-        density = rng.choice([0.0, 0.02, 0.2])
+        density = rng.choice(list(densities))
         return model_of({spec.name: moved(rng, old.read(spec.name), density) for spec in old.table})
 
     # -- write -------------------------------------------------------------------------------------------------------
@@ -126,9 +126,12 @@ class ChannelMachine(RuleBasedStateMachine):
     def publish(self, seed: int) -> None:
         publisher = self.publisher or self._open_publisher(wc.Arrays.copy_of(self.model[self.head]))
         bits = self._next(seed)
-        manifest = publisher.publish(weights=bits).result(30)
-        assert manifest.position.version == self.head + 1
-        self._commit(bits)
+        receipt = publisher.publish(weights=bits)
+        unchanged = same_bits(bits, self.model[self.head])
+        assert receipt.result(30).position.version == self.head + (not unchanged)
+        assert receipt.is_new is not unchanged
+        if not unchanged:
+            self._commit(bits)
 
     @rule(seed=SEEDS, fault=PARTS)
     def publish_over_a_bad_link(self, seed: int, fault: tuple[str, int]) -> None:
@@ -169,6 +172,7 @@ class ChannelMachine(RuleBasedStateMachine):
         self.faulty = FaultyStore(self.store, *fault)
         with self._here(), suppress(WeightcastError):
             self.publisher = Publisher(self.faulty, wc.Arrays.copy_of(bits), threads=1)
+            self.publisher.publish()
         self._close_publisher()
         self.faulty.settle()
         INJECTED["machine"] += self.faulty.hit
@@ -179,7 +183,7 @@ class ChannelMachine(RuleBasedStateMachine):
         """One wins, the other is told, and the chain stays whole."""
         self._close_publisher()
         weights = wc.Arrays.copy_of(self.model[self.head])
-        ours, theirs = self._next(seed), self._next(seed + 1)
+        ours, theirs = (self._next(each, densities=(0.02, 0.2)) for each in (seed, seed + 1))
         with Publisher(self.store, weights, threads=1) as first:
             second = Publisher(self.store, weights, threads=1)
             assert first.publish(weights=ours).result(30).position.version == self.head + 1
