@@ -55,7 +55,8 @@ def _publish(state: int) -> Work:
 
 def _restart(world: World, store: Store) -> None:
     """From weights that were some version once."""
-    Publisher(store, wc.Arrays.copy_of(world.states[1]), threads=1).close()
+    with Publisher(store, wc.Arrays.copy_of(world.states[1]), threads=1) as publisher:
+        publisher.publish()
 
 
 def _publish_folder(world: World, store: Store) -> None:
@@ -102,7 +103,8 @@ def _begin_anew(world: World, store: Store) -> None:
     for listed in list(world.store.list(ANCHORS)):
         world.store.delete(listed.key)
     with suppress(ConflictError):
-        Publisher(store, wc.Arrays.copy_of(world.states[5]), threads=1).close()
+        with Publisher(store, wc.Arrays.copy_of(world.states[5]), threads=1) as publisher:
+            publisher.publish()
 
 
 WORKS: dict[str, Work] = {

@@ -536,7 +536,7 @@ def test_versions_that_began_anew_stay_reachable_within_the_window(world: World)
     world.chain.commit(world.chain.draft(position, None, ref, None, 0, None, "anew"))
     for version in (6, 7):
         with Publisher(world.store, wc.Arrays.copy_of(world.states[version]), threads=1) as publisher:
-            assert publisher.position.version == version
+            assert publisher.publish().result(30).position.version == version
     follow(world)
     with opened(world) as mirror:
         cut_anchor(world.chain, mirror)
@@ -549,7 +549,7 @@ def test_versions_that_began_anew_stay_reachable_within_the_window(world: World)
 
 def test_a_trainer_that_restarts_from_an_older_checkpoint_goes_on_from_the_head(world: World) -> None:
     with Publisher(world.store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
-        assert publisher.position.version == 5
+        assert publisher.publish().result(30).position.version == 5
         publisher.publish(weights=world.states[6]).result(30)
     world.states[5] = world.states[2]
     world.check_readers([6])

@@ -408,7 +408,7 @@ def test_a_hub_that_is_away_for_a_moment_is_no_reason_to_upload_the_model(
         with pytest.raises(ChannelError, match="slow down"):
             wc.Publisher(url, model)
     with wc.Publisher(url, model) as publisher:
-        assert publisher.position.version == 1
+        assert publisher.publish().result(30).position.version == 1
     assert Chain.open(wc.open_store(url)).manifest(1).base is not None
 
 

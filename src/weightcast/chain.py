@@ -15,11 +15,13 @@ from pathlib import Path
 from weightcast.bits import TensorTable
 from weightcast.companions import is_wanted
 from weightcast.errors import (
+    AccessError,
     ChannelError,
     ConflictError,
     FormatError,
     MissingError,
     StoreError,
+    UnsupportedError,
     UsageError,
     about,
 )
@@ -90,16 +92,7 @@ class Chain:
     @classmethod
     def open(cls, store: Store) -> Chain:
         """The channel in ``store``; `ChannelError` where there is none."""
-        try:
-            data = read_record(store, CHANNEL)
-        except MissingError as error:
-            if error.key and any(read_manifest_key(listed.key) for listed in store.list(MANIFESTS)):
-                raise FormatError(
-                    "the channel's record is missing", file=f"{store.url}/{CHANNEL}", hint=REPAIR
-                ) from None
-            why, first = ("", "Check the address, or") if error.key else (f": {error.problem}", f"{error.hint} Then")
-            hint = f"{first} make a channel with `weightcast init URL CHECKPOINT`."
-            raise ChannelError(f"there is no channel here{why}", file=store.url, hint=hint) from None
+        data = _channel_record(store)
         with about(file=f"{store.url}/{CHANNEL}", hint=REPAIR):
             return cls(store, channel_from_json(data))
 
@@ -226,7 +219,7 @@ class Chain:
         for edge in edges:
             digests.setdefault(edge.result, set()).add(edge.digest)
         for version in (version for version, found in digests.items() if len(found) > 1):
-            with suppress(MissingError, FormatError):
+            with suppress(MissingError, FormatError, AccessError):
                 digests[version] = {self.manifest(version).position.digest[:16]}
         return [edge for edge in edges if edge.digest in digests[edge.result]]
 
@@ -464,6 +457,28 @@ def read_record(store: Store, key: str) -> bytes:
     if len(data) > MAX_JSON:
         raise FormatError(f"the object is larger than {MAX_JSON:,} bytes", file=f"{store.url}/{key}")
     return data
+
+
+def _channel_record(store: Store) -> bytes:
+    """The bytes of ``channel.json``; `ChannelError` where there is no channel, `FormatError` where just that is lost."""
+    try:
+        return read_record(store, CHANNEL)
+    except MissingError as error:
+        missing = error
+    if missing.key and _has_versions(store):
+        with suppress(MissingError):  # the channel was begun between the two looks
+            return read_record(store, CHANNEL)
+        raise FormatError("the channel's record is missing", file=f"{store.url}/{CHANNEL}", hint=REPAIR)
+    why, first = ("", "Check the address, or") if missing.key else (f": {missing.problem}", f"{missing.hint} Then")
+    hint = f"{first} make a channel with `weightcast init URL CHECKPOINT`."
+    raise ChannelError(f"there is no channel here{why}", file=store.url, hint=hint)
+
+
+def _has_versions(store: Store) -> bool:
+    """As far as it can be seen: a store over http lists nothing before its first version."""
+    with suppress(MissingError, UnsupportedError):
+        return any(read_manifest_key(listed.key) for listed in store.list(MANIFESTS))
+    return False
 
 
 def _create(store: Store, key: str, data: bytes, lost: str) -> None:
