@@ -19,7 +19,7 @@ def digest(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print where weights stand: two holders of one position hold the same bits.
+    """Print the position digest of weights: equal digests mean equal bits, unless somebody chose the bits.
 
     Of a mirror these are the files that any tool loads; a log that leads on from them is named.
     """
