@@ -102,9 +102,8 @@ def _begin_anew(world: World, store: Store) -> None:
     """The bucket lost its anchors: a publisher of other weights makes one of the next version."""
     for listed in list(world.store.list(ANCHORS)):
         world.store.delete(listed.key)
-    with suppress(ConflictError):
-        with Publisher(store, wc.Arrays.copy_of(world.states[5]), threads=1) as publisher:
-            publisher.publish()
+    with suppress(ConflictError), Publisher(store, wc.Arrays.copy_of(world.states[5]), threads=1) as publisher:
+        publisher.publish()
 
 
 WORKS: dict[str, Work] = {

@@ -460,7 +460,7 @@ def read_record(store: Store, key: str) -> bytes:
 
 
 def _channel_record(store: Store) -> bytes:
-    """The bytes of ``channel.json``; `ChannelError` where there is no channel, `FormatError` where just that is lost."""
+    """The bytes of ``channel.json``; `ChannelError` where there is no channel, `FormatError` where only it is lost."""
     try:
         return read_record(store, CHANNEL)
     except MissingError as error:
