@@ -344,3 +344,23 @@ def test_no_more_is_promised_than_digests_hold(world: World) -> None:
 
 def test_a_finding_of_an_error_says_what_the_error_says() -> None:
     assert Finding.of("k", OSError()) == Finding("k", "OSError")
+
+
+# -- a folder ----------------------------------------------------------------------------------------------------------
+
+
+def test_folder_whose_log_leads_on_says_where_its_files_are(tmp_path: Path) -> None:
+    bucket, mirror = tmp_path / "bucket", tmp_path / "mirror"
+    channel_of(open_store(bucket), 3)
+    for version in (0, 3):
+        with wc.Subscriber(bucket, mirror, wc.Pinned(version), threads=1, fold=False) as subscriber:
+            staged = subscriber.poll()
+            assert staged is not None
+            subscriber.apply(staged)
+    lagging = told("verify", mirror, bucket)
+    assert (lagging["version"], lagging["files_at"], lagging["log_leads_to"]) == (3, 0, 3)
+    assert "a tool that loads the files gets version 0" in said("verify", mirror, bucket)
+    with wc.Subscriber(bucket, mirror, threads=1) as subscriber:
+        subscriber.poll()
+    folded = told("verify", mirror, bucket)
+    assert (folded["version"], folded["files_at"], folded["log_leads_to"]) == (3, 3, None)

@@ -204,6 +204,7 @@ def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report,
     head = head_of(chain)
     with held(folder, chain.channel) as found:
         standing, claim = standing_of(found.weights, workers, report), found.claim
+        files_at, log_at = found.files_at, found.log_at
     version = version_of(standing.position, chain)
     damaged = _differing(standing, claim) if claim is not None else []
     values: dict[str, Any] = {
@@ -212,12 +213,16 @@ def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report,
         "version": version,
         "behind": head.position.version - version if version is not None else None,
         "claimed": claim.version if claim else None,
+        "files_at": files_at.version if files_at else None,
+        "log_leads_to": log_at.version if log_at else None,
     }
     if as_json:
         tell(values | {"differing": damaged})
     else:
         facts(values, as_json=False)
         _print_verdict(version, claim, damaged)
+        if files_at is not None and log_at is not None:
+            say(f"a tool that loads the files gets version {files_at.version}: `weightcast pull` folds the log in")
     return version is not None and not damaged
 
 
