@@ -55,13 +55,29 @@ def test_references_to_code_are_removed_at_any_depth(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {"name": "é"}
 
 
+def test_kernels_from_other_repositories_are_removed_and_others_stay(tmp_path: Path) -> None:
+    config = {"_attn_implementation": "evil/repo:forward", "text": {"attn_implementation": "sdpa"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert remove_code_references(tmp_path) == ["config.json"]
+    assert json.loads((tmp_path / "config.json").read_text()) == {"text": {"attn_implementation": "sdpa"}}
+
+
+@pytest.mark.parametrize("depth", [600, 100_000])
+def test_deep_nesting_hides_nothing(depth: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"auto_map": {}, "x": ' + "[" * depth + "]" * depth + "}")
+    assert remove_code_references(tmp_path) == ["config.json"]
+    path = tmp_path / "config.json"
+    assert not path.exists() or "auto_map" not in path.read_text()
+
+
+def test_what_is_called_json_and_is_none_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b'{"auto_map": ')
+    assert remove_code_references(tmp_path) == ["config.json"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_files_keep_their_bytes(tmp_path: Path) -> None:
-    contents = {
-        "config.json": b'{ "a":1 }',
-        "broken.json": b'{"auto_map": ',
-        "deep.json": b"[" * 200_000,
-        "a.txt": b"x",
-    }
+    contents = {"config.json": b'{ "a":1 }', "vocab.json": b'{"a":0,"auto_map":1}', "a.txt": b"x"}
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     assert remove_code_references(tmp_path) == []

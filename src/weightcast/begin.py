@@ -18,7 +18,7 @@ from weightcast.companions import is_companion
 from weightcast.detect import refuse_other_table
 from weightcast.errors import ChannelError, UsageError
 from weightcast.files import Report, scratch, silent
-from weightcast.keys import Position, is_plain_file
+from weightcast.keys import Position, check_name, check_step, is_plain_file
 from weightcast.manifest import Lease, Manifest, Reference
 from weightcast.notes import take_lease, write_index
 from weightcast.reference import bring, resolved
@@ -52,6 +52,8 @@ def init(
     in place of weights is a model of the Hugging Face Hub: it is read through the Hub's cache, and referred to by its
     commit. An interrupted `init` is completed by another with the same weights.
     """
+    check_step(step)
+    writer = check_name(writer, "writer") if writer else new_writer()
     store = open_store(channel) if isinstance(channel, (str, Path)) else channel
     if isinstance(weights, Reference):
         found = resolved(weights)
@@ -81,7 +83,7 @@ def _init(
     files: dict[str, Path],
     reference: Reference | None,
     step: int | None,
-    writer: str | None,
+    writer: str,
     workers: Workers,
     report: Report,
 ) -> Manifest:
@@ -90,7 +92,7 @@ def _init(
     unchanged = weights.refuse_changed if isinstance(weights, Checkpoint) else _nothing_to_watch
     put = partial(chain.put_anchor, position, files, report, unchanged)
     ref = chain.refer_anchor(position, reference) if reference else put()
-    manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer or new_writer())
+    manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer)
     unchanged()
     chain.commit(manifest)
     write_index(chain)

@@ -38,7 +38,10 @@ from weightcast.keys import (
     AnchorFile,
     Position,
     anchor_folder,
+    check_name,
+    check_step,
     delta_key,
+    is_plain_file,
     manifest_key,
     read_anchor_key,
     read_delta_key,
@@ -182,8 +185,13 @@ class Chain:
         behind = manifest_key(first - 1, "~") if first > 0 else ""
         for listed in self.store.list(prefix, behind):
             found = read_manifest_key(listed.key)
-            if found and (found[1] is None) == (self.channel.fence == "create"):
+            if found and self.is_commit(listed.key):
                 yield found[0], listed.key
+
+    def is_commit(self, key: str) -> bool:
+        """Whether a key is named as this channel's fence names commits; readers ignore the other kind."""
+        found = read_manifest_key(key)
+        return found is not None and (found[1] is None) == (self.channel.fence == "create")
 
     def _commits_of(self, version: int) -> list[str]:
         """Keys of one version's commits, the one that counts first: a small listing, however long the chain is."""
@@ -325,7 +333,7 @@ class Chain:
         mends it if it was damaged.
         """
         for name, path in files.items():
-            if not is_wanted(name) or name in (RECORD, CHANNEL_COPY):
+            if not is_wanted(name) or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
                 raise UsageError(f"an anchor cannot hold a file called {name}", file=str(path))
         folder = anchor_folder(position, mark_of(files))
         sums = begin(partial(summed, files))  # beside the upload: only the record needs them
@@ -333,9 +341,13 @@ class Chain:
         sums.wait()
         refs = [ObjectRef(folder + name, size, sha256) for name, (sha256, size) in sorted(sums.result().items())]
         refuse_changed()
-        record = self._put_record(folder, Anchor(self.channel.id, position, tuple(refs)))
+        anchor = Anchor(self.channel.id, position, tuple(refs))
+        record = self._put_record(folder, anchor)
         # Without its record it was an orphan, and may have been collected if that took long; now it is none any more.
-        self._put_files(folder, files, self._sizes(folder), silent)
+        there = self._sizes(folder)
+        self._put_files(folder, files, there, silent)
+        if not {folder + RECORD, folder + CHANNEL_COPY} <= there.keys():
+            self._put_record(folder, anchor)
         return record
 
     def _resumable(self, folder: str) -> dict[str, int]:
@@ -383,7 +395,9 @@ class Chain:
         step: int | None,
         writer: str,
     ) -> Manifest:
-        """A commit record as of now, for `commit`."""
+        """A commit record as of now, for `commit`; `UsageError` for one that readers would refuse."""
+        check_name(writer, "writer")
+        step = check_step(step)
         return Manifest(self.channel.id, position, base, ref, codec, changed, step, round(time.time(), 3), writer)
 
     def commit(self, manifest: Manifest) -> None:
@@ -413,8 +427,9 @@ class Chain:
         for write in (False, True):
             if write:
                 self.store.put(own, data)
-            if any(key != own for key in self._commits_of(version)):
-                if write:
+            listed = self._commits_of(version)
+            if any(key != own for key in listed):
+                if write or own in listed:  # ours may be there from an attempt that broke off
                     self.store.delete(own)
                 raise _conflict(self.store, lost)
         if read_record(self.store, own) != data:

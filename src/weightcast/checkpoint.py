@@ -35,6 +35,18 @@ def identity_of(status: os.stat_result) -> FileIdentity:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
+def _identity_now(path: Path) -> FileIdentity | None:
+    """None where the file is gone. It is opened for this: a network file system asks its server only then."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return identity_of(os.fstat(fd))
+    finally:
+        os.close(fd)
+
+
 class Checkpoint:
     """An open checkpoint. Tensors are read and written whole, into and from memory of the caller's."""
 
@@ -104,11 +116,7 @@ class Checkpoint:
         Two writes within one tick of the file system's clock look like one; a save takes longer than that.
         """
         for path, seen in self._watched.items():
-            try:
-                now = identity_of(path.stat())
-            except OSError:
-                now = None
-            if now != seen:
+            if _identity_now(path) != seen:
                 hint = "Try again once nobody writes to it, or save each checkpoint into a folder of its own."
                 raise CheckpointError("the file was changed while it was being read", file=str(path), hint=hint)
 

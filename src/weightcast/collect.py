@@ -74,7 +74,7 @@ def take_stock(chain: Chain, now: float) -> Stock:
     ages = {}
     for listed in chain.store.list(MANIFESTS):
         found = read_manifest_key(listed.key)
-        if found:
+        if found and chain.is_commit(listed.key):
             ages[found[0]] = now - listed.modified
     committed, problems = _committed(chain, ages)
     stock = Stock(head.position.version, ages, committed, problems)

@@ -23,6 +23,9 @@ _MISLEADING = {"adapter_config.json", "model_index.json", "modules.json"}
 _CODE = {"auto_map", "custom_pipelines"}
 """Keys that name Python classes to import, perhaps from another repository."""
 
+_KERNELS = {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
+"""Keys that name a kernel: one that transformers has, or, with a slash, one to fetch from a repository."""
+
 _MAX_JSON = 1 << 28
 
 
@@ -39,7 +42,7 @@ def is_companion(name: str) -> bool:
 def remove_code_references(folder: Path) -> list[str]:
     """Remove what names code to import from the JSON files of ``folder``; returns the names of the changed files.
 
-    A file that is not JSON stays as it is: the loaders that would follow such a reference cannot read it either.
+    A file that is called JSON and cannot be read as such is removed: what is in it cannot be checked.
     """
     changed = []
     for path in sorted(folder.glob("*.json")):
@@ -47,19 +50,34 @@ def remove_code_references(folder: Path) -> list[str]:
             raise FormatError(f"a JSON file of {path.stat().st_size:,} bytes is over the limit", file=str(path))
         try:
             value = json.loads(path.read_bytes())
-            cleaned = _without_code(value)
+            cleaned = json.dumps(value, indent=2).encode() + b"\n" if _remove_code(value) else None
         except (ValueError, RecursionError):
+            path.unlink()
+            changed.append(path.name)
             continue
-        if cleaned != value:
+        if cleaned is not None:
             with replacing(path) as file:
-                file.write(json.dumps(cleaned, indent=2).encode() + b"\n")
+                file.write(cleaned)
             changed.append(path.name)
     return changed
 
 
-def _without_code(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_code(inner) for key, inner in value.items() if key not in _CODE}
-    if isinstance(value, list):
-        return [_without_code(inner) for inner in value]
-    return value
+def _remove_code(value: Any) -> bool:
+    """Delete what names code, at any depth; whether there was any. Not recursive: depth is the author's choice."""
+    found, ahead = False, [value]
+    while ahead:
+        inner = ahead.pop()
+        if isinstance(inner, dict):
+            for key in [key for key, held in inner.items() if _names_code(key, held)]:
+                del inner[key]
+                found = True
+            ahead += inner.values()
+        elif isinstance(inner, list):
+            ahead += inner
+    return found
+
+
+def _names_code(key: str, value: Any) -> bool:
+    if isinstance(value, int | float):  # a token of a vocabulary may have any name
+        return False
+    return key in _CODE or (key in _KERNELS and "/" in json.dumps(value))

@@ -14,7 +14,7 @@ from weightcast.container import FileSource
 from weightcast.errors import ResultError, UsageError
 from weightcast.files import Report, noticing_full, silent
 from weightcast.holder import Staged, StagedPatch
-from weightcast.keys import Position
+from weightcast.keys import Position, check_name, check_step
 from weightcast.manifest import Manifest
 from weightcast.mirror import Mirror
 from weightcast.notes import write_index
@@ -71,7 +71,8 @@ def publish(
     mirror, and mends a channel whose head can no longer be reached.
     """
     check_codec(codec)
-    writer = writer or new_writer()
+    check_step(step)
+    writer = check_name(writer, "writer") if writer else new_writer()
     store = open_store(channel) if isinstance(channel, (str, Path)) else channel
     with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
         chain = open_for_writing(store, new.table)

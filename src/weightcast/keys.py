@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
 
@@ -105,6 +106,19 @@ def check_name(name: str, what: str) -> str:
         hint = "Take letters, digits, dot, dash and underscore, at most 100."
         raise UsageError(f"{name!r} cannot be the name of a {what}", hint=hint)
     return name
+
+
+def check_step(step: int | None) -> int | None:
+    """`UsageError` unless ``step`` can be that of a version: a natural number of any integer type, or None."""
+    if step is None:
+        return None
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if isinstance(step, bool) or not 0 <= number < 1 << 63:
+        raise UsageError(f"{step!r} is not a training step", hint="Pass a whole number from 0 on, or None.")
+    return number
 
 
 MAX_FILE_NAME = 200

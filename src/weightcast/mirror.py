@@ -93,7 +93,7 @@ class Mirror:
         A folder that is neither empty nor a checkpoint of this table is refused, and so is a mirror of another channel
         elsewhere. One of another channel at the same ``url`` goes on: there it was started over.
         """
-        self._url = url
+        self._url = url.encode("utf-8", "backslashreplace").decode()  # a path need not be UTF-8, a record must
         self.folder = Path(folder)
         self.channel, self.table = channel, table
         self._workers, self._report = workers, report
@@ -112,8 +112,10 @@ class Mirror:
         self._made = make_folders(self.folder, self._inner)
         # A checkpoint that somebody put here is taken over if it is a version of the channel, and never overwritten.
         self.adopted = not ((self._inner / POSITION).exists() or (self._inner / INSTALL).exists())
+        self._part_from_original()
         with ExitStack() as opening:
             opening.enter_context(locked(self._inner / "owner", patience=0, holder="another follower of this mirror"))
+            self._sign_owner()
             # Behind the lock: whoever is refused must not take away what another has just made.
             opening.callback(self._unmake)
             opening.callback(self._let_go)
@@ -121,6 +123,28 @@ class Mirror:
             self._sweep()
             self._recover()
             self._close = opening.pop_all().close
+
+    def _identity(self) -> str:
+        status = self._inner.stat()
+        return f"{status.st_dev}:{status.st_ino}"
+
+    def _sign_owner(self) -> None:
+        """Say in the lock file whose it is: a copy of the folder by hard links shares it."""
+        owner = self._inner / "owner"
+        if owner.read_text("ascii", "replace") != self._identity():
+            owner.write_text(self._identity())
+
+    def _part_from_original(self) -> None:
+        """In a copy by hard links (`cp -al`), remove the lock files that are the original's."""
+        owner, lock = self._inner / "owner", self._inner / "lock"
+        if not owner.exists() or owner.lstat().st_nlink == 1:
+            return
+        if owner.read_text("ascii", "replace") in ("", self._identity()):
+            return  # ours: it is another folder that has the copy
+        owner.unlink()
+        # Whoever reads either folder's files now holds the shared lock, and must keep it.
+        with suppress(BusyError, FileNotFoundError), locked(lock, patience=0):
+            lock.unlink()
 
     @property
     def workshop(self) -> Path:

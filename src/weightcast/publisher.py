@@ -30,7 +30,7 @@ from weightcast.errors import (
     WeightcastError,
 )
 from weightcast.files import scratch
-from weightcast.keys import Position, check_name
+from weightcast.keys import Position, check_name, check_step
 from weightcast.manifest import Manifest
 from weightcast.notes import write_index
 from weightcast.patch import Patch, compose
@@ -223,6 +223,7 @@ class Publisher:
 
     def publish(self, step: int | None = None, weights: Weights | None = None) -> Receipt:
         """Publish the weights as they are now, or other ``weights`` of the same table. Returns after detection."""
+        step = check_step(step)
         receipt = Receipt(step, self._was_told)
         with self._detecting:  # one behind the other: each begins where the one before ended
             with self._lock:

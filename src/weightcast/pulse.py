@@ -88,7 +88,8 @@ class Pulse:
             return
         self._looked = now
         if first and self._note is not None:
-            self._ours |= _exchange(self._note, self.instance)
+            with suppress(OSError):  # then a restart may be taken for a rival: a warning too many
+                self._ours |= _exchange(self._note, self.instance)
         found = None
         with suppress(StoreError):
             found = heartbeat_of(chain, self.replica)
@@ -97,7 +98,7 @@ class Pulse:
         if not first or abs(time.time() - found.time) < _FRESH:
             self._rivals.add(found.instance)
             _log.warning(
-                "another process reports as replica %s too: only one of them is seen by `status` and `gc`. "
+                "another process reports as replica %s, or did a moment ago: `status` and `gc` see only one of them. "
                 "Give each a name of its own with --replica.",
                 self.replica,
             )
@@ -115,4 +116,6 @@ def _exchange(note: Path, instance: str) -> set[str]:
 
 def error_text(error: WeightcastError) -> str:
     """An error as one line of bounded length, for a heartbeat."""
-    return re.sub(r"\s+", " ", str(error))[:500]
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown[:500] or type(error).__name__

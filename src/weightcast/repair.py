@@ -14,26 +14,28 @@ from weightcast.store.base import Store
 def repair(store: Store) -> str | None:
     """Put a damaged or missing ``channel.json`` right; returns the key it was restored from, None if it is whole.
 
-    The id that the manifests carry is a digest of the right record: a copy is taken only if it is that one.
+    The id that manifests carry is a digest of the right record: a copy is taken only if a manifest carries its id.
     """
-    wanted = _id_of_manifests(store)
-    if _id_of(store, CHANNEL) == wanted:
+    wanted = _ids_of_manifests(store)
+    if _id_of(store, CHANNEL) in wanted:
         return None
     for listed in store.list(ANCHORS):
         place = read_anchor_key(listed.key)
-        if place is not None and place.name == CHANNEL_COPY and _id_of(store, listed.key) == wanted:
+        if place is not None and place.name == CHANNEL_COPY and _id_of(store, listed.key) in wanted:
             store.put(CHANNEL, read_record(store, listed.key))
             return listed.key
     hint = "Start over with `weightcast reset URL --yes`, then `weightcast init URL CHECKPOINT`."
     raise ChannelError("no anchor holds a whole copy of the channel's record", file=store.url, hint=hint)
 
 
-def _id_of_manifests(store: Store) -> str:
-    """The channel that the newest readable manifest belongs to."""
-    keys = [listed.key for listed in store.list(MANIFESTS) if read_manifest_key(listed.key)]
-    for key in reversed(keys):
+def _ids_of_manifests(store: Store) -> set[str]:
+    """The channels that the readable manifests belong to: one, unless a stray object lies among them."""
+    found = set()
+    for key in [listed.key for listed in store.list(MANIFESTS) if read_manifest_key(listed.key)]:
         with suppress(MissingError, FormatError):
-            return manifest_from_json(read_record(store, key)).channel
+            found.add(manifest_from_json(read_record(store, key)).channel)
+    if found:
+        return found
     hint = "Check the address, or make a channel with `weightcast init URL CHECKPOINT`."
     raise ChannelError("there is no version here to repair a channel for", file=store.url, hint=hint)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import socket
 import threading
@@ -493,4 +494,4 @@ def default_replica(folder: Path | None = None) -> str:
     host = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname()).strip("-.")[:80] or "replica"
     if folder is None:
         return host
-    return f"{host}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
+    return f"{host}-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}"

@@ -28,6 +28,7 @@ from weightcast.keys import (
     CHANNEL,
     CHANNEL_COPY,
     DELTAS,
+    MANIFESTS,
     RECORD,
     SQUASHES,
     manifest_key,
@@ -63,6 +64,9 @@ def verify(chain: Chain) -> Iterator[Finding]:
     """Check every record against the others and against the listings; nothing else is read."""
     manifests, findings = _manifests(chain)
     yield from findings
+    for listed in chain.store.list(MANIFESTS):
+        if not chain.is_commit(listed.key):
+            yield Finding(listed.key, "this is not named as a commit of this channel, and readers ignore it")
     sizes = {o.key: o.size for kind in (DELTAS, SQUASHES, ANCHORS) for o in chain.store.list(kind)}
     for version, manifest in manifests.items():
         yield from _check_manifest(manifest, manifests.get(version - 1), sizes)

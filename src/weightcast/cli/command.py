@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weightcast.backoff import CLOCK, Backoff, Clock
 from weightcast.checkpoint import MIRROR
-from weightcast.cli.console import tell, warn
+from weightcast.cli.console import tell, uninterrupted, warn
 from weightcast.files import disk_errors, locked
 from weightcast.keys import Position
 from weightcast.ran import Ran, read_ran, write_ran
@@ -93,19 +93,22 @@ def execute(command: str, folder: Path, arrival: Arrival, as_json: bool) -> int:
         "WEIGHTCAST_DIGEST": arrival.position.digest,
     }
     # Standard output is for JSON alone if there is any; no other file of ours is open in the child.
-    child = subprocess.Popen(
-        command,
-        shell=True,
-        env=os.environ | values,
-        stdin=subprocess.DEVNULL,
-        stdout=2 if as_json else None,
-        start_new_session=True,
-    )
+    child = None
     try:
+        with uninterrupted():  # else a signal right behind the fork would leave a child that nobody knows
+            child = subprocess.Popen(
+                command,
+                shell=True,
+                env=os.environ | values,
+                stdin=subprocess.DEVNULL,
+                stdout=2 if as_json else None,
+                start_new_session=True,
+            )
         code = child.wait()
     except KeyboardInterrupt:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-        child.wait()
+        if child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+            child.wait()
         raise
     return code if code >= 0 else 128 - code

@@ -170,6 +170,13 @@ _stop = _Stop()
 
 
 @contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A signal waits until what is inside is done."""
+    with _stop.printing():
+        yield
+
+
+@contextmanager
 def _stopping() -> Iterator[None]:
     """SIGINT and SIGTERM end the work inside, if this is the thread that gets them."""
     _stop.number = 0

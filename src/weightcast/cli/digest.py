@@ -9,6 +9,7 @@ import typer
 from weightcast.checkpoint import MIRROR, Checkpoint
 from weightcast.cli.console import AsJson, Threads, facts, working
 from weightcast.cli.held import standing_of_mirror
+from weightcast.digest import Fingerprint
 from weightcast.files import locked
 from weightcast.stage import standing_of
 
@@ -26,13 +27,14 @@ def digest(
     with working(threads, as_json) as (workers, report):
         with _at_rest(path), Checkpoint(path) as weights:
             standing = standing_of(weights, workers, report)
+            mirrored = _mirrored(path, standing)
         table = standing.table
         values = {
             "position": standing.position,
             "tensors": len(table),
             "elements": table.elements,
             "bytes": table.nbytes,
-        } | _mirrored(path)
+        } | mirrored
         each = {spec.name: f"{value:016x}" for spec, value in zip(table, standing.digests, strict=True)}
         facts(values | {"digests": each} if tensors and as_json else values, as_json)
         if tensors and each and not as_json:
@@ -45,7 +47,10 @@ def _at_rest(path: Path) -> AbstractContextManager[None]:
     return locked(lock, shared=True) if lock.exists() else nullcontext()
 
 
-def _mirrored(path: Path) -> dict[str, int | None]:
-    """Of a mirror: the version that these files are, and the newer one that its log leads to."""
+def _mirrored(path: Path, standing: Fingerprint) -> dict[str, int | None]:
+    """Of a mirror: the version that these files are, None if they were edited; the newer one that its log leads to."""
     mirror = standing_of_mirror(path)
-    return {} if mirror is None else {"version": mirror.files_at.version, "log_leads_to": mirror.log_at}
+    if mirror is None:
+        return {}
+    version = mirror.files_at.version if mirror.files_at.digest == standing.position else None
+    return {"version": version, "log_leads_to": mirror.log_at}

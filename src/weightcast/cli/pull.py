@@ -14,7 +14,15 @@ from weightcast.checkpoint import MIRROR
 from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import Threads, Url, commit_of, fields_of, head_of, open_chain, say, tell, warn, working
 from weightcast.cli.wording import size, span
-from weightcast.errors import NoRouteError, StoreError, UsageError, VersionError, WeightcastError
+from weightcast.errors import (
+    ChannelError,
+    FormatError,
+    NoRouteError,
+    StoreError,
+    UsageError,
+    VersionError,
+    WeightcastError,
+)
 from weightcast.files import Report
 from weightcast.holder import Staged
 from weightcast.keys import Position
@@ -100,7 +108,7 @@ class _Timed(Subscriber):
         seconds, now = time.monotonic() - self._began, time.time()
         try:
             commit = self.chain.manifest(position.version)
-        except StoreError:
+        except (StoreError, FormatError, ChannelError):  # it was taken; what its commit says is for people
             return Arrival(position, None, self._fetched, seconds, None)
         return Arrival(position, commit.step, self._fetched, seconds, max(0.0, now - commit.time))
 
@@ -205,7 +213,7 @@ def _leave(chain: Chain, folder: Path, as_json: bool) -> None:
     """Say where the mirror is. A signal may have come at any moment: what is on disk counts, as after a kill."""
     version = None
     if (folder / MIRROR / POSITION).exists():
-        with closing(Mirror(folder, chain.channel.id, chain.channel.table)) as mirror:
+        with closing(Mirror(folder, chain.channel.id, chain.channel.table, url=chain.store.url)) as mirror:
             if not mirror.fold(wait=False):
                 warn(f"the files are at version {mirror.folded and mirror.folded.version}: somebody reads them")
             version = mirror.version

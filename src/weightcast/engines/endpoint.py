@@ -5,8 +5,7 @@
     GET /wait?version=41&seconds=30     200 once the engine serves version 41 or a later one, else 503
 
 It listens on the loopback interface unless told otherwise, and elsewhere only with a token. Connections, waiting
-requests, the size of a request and the time it may take to arrive are bounded: whoever exceeds a bound gets an error,
-and everybody else is served as before.
+requests, the size of a request and the time it may take to arrive are bounded: whoever exceeds a bound gets an error.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from weightcast.errors import UsageError
 _LONGEST = 600.0
 
 _CONNECTIONS, _WAITING = 64, 32
-"""Connections at a time, and how many of them may be inside `/wait`: `/status` and `/metrics` always find a slot."""
+"""Connections at a time, and how many of them may be inside `/wait`: those who wait leave slots to the others."""
 
 _REQUEST = 1 << 14
 """Bytes of a request line with its headers."""

@@ -102,8 +102,7 @@ class FileStore:
                     if stat.S_ISDIR(status.st_mode):
                         raise
                     # A network file system may repeat a request whose answer was lost: then the name is taken by us.
-                    own = os.fstat(upload.fd)
-                    return own.st_nlink > 1 or os.path.samestat(own, status)
+                    return os.path.samestat(os.fstat(upload.fd), status)
                 return True
 
             return self._enter(folders, name_if_free, upload, key)
