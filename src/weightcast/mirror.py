@@ -124,22 +124,22 @@ class Mirror:
             self._recover()
             self._close = opening.pop_all().close
 
-    def _identity(self) -> str:
+    def _identity(self) -> bytes:
         status = self._inner.stat()
-        return f"{status.st_dev}:{status.st_ino}"
+        return f"{status.st_dev}:{status.st_ino}".encode()
 
     def _sign_owner(self) -> None:
         """Say in the lock file whose it is: a copy of the folder by hard links shares it."""
         owner = self._inner / "owner"
-        if owner.read_text("ascii", "replace") != self._identity():
-            owner.write_text(self._identity())
+        if owner.read_bytes() != self._identity():
+            owner.write_bytes(self._identity())
 
     def _part_from_original(self) -> None:
         """In a copy by hard links (`cp -al`), remove the lock files that are the original's."""
         owner, lock = self._inner / "owner", self._inner / "lock"
         if not owner.exists() or owner.lstat().st_nlink == 1:
             return
-        if owner.read_text("ascii", "replace") in ("", self._identity()):
+        if owner.read_bytes() in (b"", self._identity()):
             return  # ours: it is another folder that has the copy
         owner.unlink()
         # Whoever reads either folder's files now holds the shared lock, and must keep it.
