@@ -33,6 +33,7 @@ from weightcast.keys import (
     SQUASHES,
     manifest_key,
     read_anchor_key,
+    read_manifest_key,
     read_squash_key,
 )
 from weightcast.manifest import Anchor, Manifest, ObjectRef
@@ -65,7 +66,7 @@ def verify(chain: Chain) -> Iterator[Finding]:
     manifests, findings = _manifests(chain)
     yield from findings
     for listed in chain.store.list(MANIFESTS):
-        if not chain.is_commit(listed.key):
+        if read_manifest_key(listed.key) and not chain.is_commit(listed.key):
             yield Finding(listed.key, "this is not named as a commit of this channel, and readers ignore it")
     sizes = {o.key: o.size for kind in (DELTAS, SQUASHES, ANCHORS) for o in chain.store.list(kind)}
     for version, manifest in manifests.items():
