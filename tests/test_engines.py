@@ -670,8 +670,8 @@ def asked(client: Client, path: str = "/v1/completions", **headers: str) -> tupl
 def test_responses_name_their_version() -> None:
     assert asked(Client("7")) == (200, "7")
     assert asked(Client("7", "8")) == (200, "7-8")
-    plain = Client("default")
-    assert (asked(plain), plain.asked) == ((200, "default"), 2)  # before and after: a plain request waits for nothing
+    assert asked(Client("default", "default", "3")) == (200, "3"), "not before there is one"
+    assert asked(Client("default"), x_weight_version_wait="0") == (200, "default")
     assert asked(Client("7"), path="/health") == (200, None)
 
 

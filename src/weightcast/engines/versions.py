@@ -6,6 +6,9 @@ A request with ``x-weight-version-at-least: 41`` waits until the engine serves v
 seconds as ``x-weight-version-wait`` says, and gets 503 otherwise. Every response carries ``x-weight-version``: the
 version when it began, and, if another was taken up before it was complete, that too (``40-41``). A stream is begun
 before it is complete, and names the first alone.
+
+An engine that has just restarted serves no version until its agent has met it. Requests wait for that, a minute unless
+they say otherwise: a rollout from unknown weights is worth nothing to a trainer.
 """
 
 from __future__ import annotations
@@ -45,9 +48,7 @@ class WeightVersions:
             await _refuse(send, 400, str(error))
             return
         client = scope["app"].state.engine_client
-        began = await self._reached(
-            client, -1 if wanted is None else wanted, min(_WAIT if patience is None else patience, _LONGEST)
-        )
+        began = await self._reached(client, wanted or 0, min(_WAIT if patience is None else patience, _LONGEST))
         if wanted is not None and _as_number(began) < wanted:
             await _refuse(send, 503, f"the engine serves version {began}, not {wanted} or a later one")
             return
