@@ -185,6 +185,21 @@ def test_a_failing_command_is_tried_again_until_it_succeeds(channel: Channel, tm
     assert "at 0" in CliRunner().invoke(app, ["status", str(channel.url)]).stdout
 
 
+def test_signal_right_after_the_command_does_not_lose_its_result(
+    channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(fields: dict[str, Any]) -> None:
+        if fields["event"] == "command":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("weightcast.cli.command.tell", interrupted)
+    folder = str(tmp_path / "replica")
+    arguments = ["pull", str(channel.url), folder, "--follow", "--exec", "true", "--json"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    ((beat, _),) = heartbeats(channel.chain)
+    assert (beat.ran, beat.error) == (0, None)
+
+
 def test_a_command_that_prints_does_not_get_into_the_stream_of_json(channel: Channel, tmp_path: Path) -> None:
     """Whole lines, half lines, and whatever other files of ours a child might find open."""
     others = 'for fd in 3 4 5 6 7 8 9; do eval "echo stray >&$fd" 2>/dev/null; done'

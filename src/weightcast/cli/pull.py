@@ -85,6 +85,8 @@ def pull(
                 raise typer.Exit(_pull(subscriber, folder, run, as_json))
             with suppress(KeyboardInterrupt):
                 _follow(subscriber, folder, every, run, as_json)
+            if run is not None:  # a signal may have come after the command and before its report
+                _report(subscriber, run)
         _leave(subscriber.chain, folder, as_json)
 
 
