@@ -62,7 +62,7 @@ test-vllm: $(VLLM_VENV)/ready
 
 fuzz: setup
 	@echo "== hostile patches for $(SECONDS) s"
-	$(BIN)/python tests/fuzz_wire.py --seconds $(SECONDS)
+	$(BIN)/python tests/support/fuzz_wire.py --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
 """What it costs a replica that fell behind to reach the head of a long chain, against replaying every delta.
 
     python benchmarks/catchup.py [--url URL] [--params 2000000] [--versions 1000] [--keep FOLDER]
-    python tests/rgw.py -- python benchmarks/catchup.py --url s3://BUCKET/FOLDER
+    python tests/support/rgw.py -- python benchmarks/catchup.py --url s3://BUCKET/FOLDER
 
 Makes a chain of one anchor and ``--versions`` deltas in a temporary folder, or at ``--url``, and cuts the squashes that
 are due. Then one replica after the other begins a given number of versions behind, and one with nothing, each as a
@@ -37,13 +37,13 @@ from pathlib import Path
 import numpy as np
 
 import weightcast as wc
-from weightcast.chain import Chain
-from weightcast.checkpoint import save
-from weightcast.collect import reset
-from weightcast.keys import ANCHORS, DELTAS, MANIFESTS, SQUASHES
-from weightcast.squash import squash
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import ANCHORS, DELTAS, MANIFESTS, SQUASHES
+from weightcast.disk.checkpoint import save
 from weightcast.store.base import Data, Listed, Store
-from weightcast.store.patient import Patient
+from weightcast.store.retry import Patient
+from weightcast.upkeep.collect import reset
+from weightcast.upkeep.squash import squash
 
 LAGS = (1, 2, 3, 5, 8, 9, 16, 31, 64, 100, 200, 400, 500, 511, 512, 513, 700, 999, 1000)
 TARGETS = {1: 0.011, 8: 0.06, 24: 0.125, 64: None, 512: None}

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 import weightcast as wc
-from weightcast.bits import Bits, TensorSpec, TensorTable
-from weightcast.container import FileSource
-from weightcast.layout import put_together
-from weightcast.torch.learn import learn
-from weightcast.torch.live import LiveParameters, Prepared
-from weightcast.wire import PatchReader
+from weightcast.engine.layout import put_together
+from weightcast.engine.learn import learn
+from weightcast.engine.live import LiveParameters, Prepared
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
+from weightcast.format.tensors import Bits, TensorSpec, TensorTable
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, VOCABULARY = 1024, 3072, 28, 2048, 1024, 151936
 ROWS = {"q": QUERIES, "k": KEYS, "v": KEYS, "gate": INNER, "up": INNER}

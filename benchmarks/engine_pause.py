@@ -47,8 +47,8 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (  # noqa: 
 )
 
 import weightcast as wc  # noqa: E402
-from weightcast.engines.agent import Agent  # noqa: E402
-from weightcast.engines.client import InProcess  # noqa: E402
+from weightcast.engine.agent import Agent  # noqa: E402
+from weightcast.engine.client import InProcess  # noqa: E402
 
 Arm = tuple[float, int]
 """Seconds, and bytes of memory above what there was."""

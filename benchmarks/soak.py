@@ -37,10 +37,10 @@ import numpy as np
 from catchup import Training, table
 
 import weightcast as wc
-from weightcast.chain import Chain
-from weightcast.collect import reset
-from weightcast.mirror import Mirror
-from weightcast.subscriber import Subscriber
+from weightcast.channel.chain import Chain
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.subscriber import Subscriber
+from weightcast.upkeep.collect import reset
 
 WARM_UP = 1 / 3
 """Part of the time in which memory may grow."""

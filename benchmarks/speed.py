@@ -14,12 +14,12 @@ import platform
 from functools import partial
 
 import numpy as np
+from codec_sizes import best_of, memcpy_seconds
 
 import weightcast as wc
-from weightcast.bench import best_of, memcpy_seconds
-from weightcast.container import BytesSource
-from weightcast.kernels import cpu
-from weightcast.wire import PatchReader
+from weightcast.format.kernels import cpu
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import BytesSource
 
 UPDATE = 3.9e-7
 """Standard deviation of a step at which about 1 % of weights with deviation 0.03 change their bf16 bits."""

@@ -1,7 +1,7 @@
 """How fast whole weights go into a bucket and come out of it, as multiples of obstore moving the same bytes.
 
     python benchmarks/throughput.py [--url URL] [--scale 1.0] [--repeats 5]
-    python tests/rgw.py -- python benchmarks/throughput.py --url s3://BUCKET/FOLDER
+    python tests/support/rgw.py -- python benchmarks/throughput.py --url s3://BUCKET/FOLDER
 
 A checkpoint folder of 596 M bf16 parameters of random bits in two shards, 1.2 GB, is begun as a channel with `init`
 and brought into a mirror by a `Subscriber`: digests, proofs and all. Beside that, the same files go through `Store.put`
@@ -38,9 +38,9 @@ from obstore.store import LocalStore, S3Store
 from speed import qwen3_shapes
 
 import weightcast as wc
-from weightcast.checkpoint import INDEX, SINGLE, save
-from weightcast.collect import reset
-from weightcast.transfer import fetch, sha256_of
+from weightcast.disk.checkpoint import INDEX, SINGLE, save
+from weightcast.store.download import fetch, sha256_of
+from weightcast.upkeep.collect import reset
 
 BAR = 1.3
 

@@ -26,9 +26,9 @@ from speed import qwen3_shapes
 from trainer_cpu import Parameters
 
 import weightcast as wc
-from weightcast.bits import TensorSpec
+from weightcast.format.tensors import TensorSpec
 from weightcast.torch.batch import Batch, Slot, batches_of
-from weightcast.torch.gpu import GpuKernels
+from weightcast.torch.kernels.gpu import GpuKernels
 
 DENSITY = 0.012
 Row = dict[str, object]

@@ -30,10 +30,10 @@ from catchup import table
 from speed import qwen3_shapes
 
 import weightcast as wc
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
+from weightcast.channel.notes import beat
+from weightcast.channel.records import Heartbeat
 from weightcast.integrations.trl import WeightcastTransfer
-from weightcast.manifest import Heartbeat
-from weightcast.notes import beat
 
 DENSITY = 0.012
 

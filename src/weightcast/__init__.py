@@ -24,26 +24,26 @@ True
 """
 
 from weightcast import _startup, errors  # noqa: F401 - the first import of all: signals, for the command alone
-from weightcast.begin import init
-from weightcast.bits import Arrays, TensorSpec, TensorTable, Weights, round_to
-from weightcast.checkpoint import Checkpoint
-from weightcast.detect import anchor, diff
-from weightcast.digest import Fingerprint, box_digest, fingerprint
+from weightcast.channel.keys import Position
+from weightcast.channel.policy import AtLeast, Every, Newest, Pinned
+from weightcast.channel.records import Manifest
+from weightcast.disk.apply import apply_in_place, apply_to_copy, write_patch
+from weightcast.disk.checkpoint import Checkpoint
 from weightcast.errors import WeightcastError
-from weightcast.kernels.ready import warm_up
-from weightcast.keys import Position
-from weightcast.manifest import Manifest
-from weightcast.mirror import reading
-from weightcast.offline import apply_in_place, apply_to_copy, write_patch
-from weightcast.patch import Patch, TensorPatch, advance, compose
-from weightcast.policy import AtLeast, Every, Newest, Pinned
-from weightcast.publisher import Publisher
-from weightcast.receipt import Receipt
+from weightcast.follow.mirror import reading
+from weightcast.follow.subscriber import Subscriber
+from weightcast.format.diff import anchor, diff
+from weightcast.format.digest import Fingerprint, box_digest, fingerprint
+from weightcast.format.kernels.ready import warm_up
+from weightcast.format.patch import Patch, TensorPatch, advance, compose
+from weightcast.format.patchfile import decode, encode
+from weightcast.format.tensors import Arrays, TensorSpec, TensorTable, Weights, round_to
+from weightcast.format.workers import Workers
+from weightcast.publish.open import init
+from weightcast.publish.publisher import Publisher
+from weightcast.publish.receipt import Receipt
 from weightcast.store import open_store
 from weightcast.store.base import Store
-from weightcast.subscriber import Subscriber
-from weightcast.wire import decode, encode
-from weightcast.workers import Workers
 
 __version__ = "0.1.0"
 

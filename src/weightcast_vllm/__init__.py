@@ -19,4 +19,4 @@ def register() -> None:
         logging.getLogger("weightcast").debug("this vLLM has no weight transfer")
         return
     if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, "weightcast.engines.transfer", "WeightcastEngine")
+        WeightTransferEngineFactory.register_engine(BACKEND, "weightcast.engine.vllm.backend", "WeightcastEngine")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import weightcast as wc
-from weightcast.bits import DTYPES
+from weightcast.format.tensors import DTYPES
 
 HERE = Path(__file__).parent / "v1"
 CODECS = ("plain", "gap", "banded")

@@ -1,6 +1,6 @@
 """Write a golden channel of docs/SPEC.md sections 11 to 13 into channel-v1/ beside this file, once.
 
-    PYTHONPATH=src:tests python tests/vectors/make_channel.py
+    PYTHONPATH=src:tests/support python tests/vectors/make_channel.py
 
 It is never written again (SPEC 9.4). `expected.json` has the position digest of every version.
 """
@@ -15,12 +15,12 @@ import numpy as np
 from cases import gaussian, moved
 
 import weightcast as wc
-from weightcast.chain import Chain
-from weightcast.collect import PROBES
-from weightcast.folders import cut_anchor
-from weightcast.notes import pin
-from weightcast.squash import squash
+from weightcast.channel.chain import Chain
+from weightcast.channel.notes import pin
+from weightcast.publish.from_checkpoint import cut_anchor
 from weightcast.store import open_store
+from weightcast.upkeep.collect import PROBES
+from weightcast.upkeep.squash import squash
 
 HERE = Path(__file__).parent / "channel-v1"
 VERSIONS = 10

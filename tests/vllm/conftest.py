@@ -11,7 +11,7 @@ import pytest
 # Before torch is imported anywhere: some virtual machines advertise AMX and die in the first bf16 product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.append(str(Path(__file__).parents[1]))  # a Hub and an S3 to test with
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # a Hub and an S3 to test with
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weightcast.cli import main
-from weightcast.engines import meeting
-from weightcast.engines.client import HttpEngine
-from weightcast.subscriber import Subscriber
+from weightcast.engine import meeting
+from weightcast.engine.client import HttpEngine
+from weightcast.follow.subscriber import Subscriber
 
 AMID_SECONDS = 0.05
 

@@ -22,9 +22,9 @@ if __name__ == "__main__":
     llm = LLM(
         model, dtype="bfloat16", max_model_len=128, enforce_eager=True, weight_transfer_config={"backend": "weightcast"}
     )
-    from weightcast.engines.agent import Agent  # not before: vLLM on a CPU cannot start once numba is imported
-    from weightcast.engines.client import InProcess
-    from weightcast.engines.proof import prove
+    from weightcast.engine.agent import Agent  # not before: vLLM on a CPU cannot start once numba is imported
+    from weightcast.engine.client import InProcess
+    from weightcast.engine.proof import prove
 
     with Agent(channel, InProcess(llm), mirror) as agent:
         update = agent.step()

@@ -18,7 +18,7 @@ import torch
 from engines import Engine, serving
 from world import Attached, Clients, Trainer, attached, live, must_be, training
 
-from weightcast.engines.vllm import refuse_other_vllm
+from weightcast.engine.vllm.compatibility import refuse_other_vllm
 from weightcast.errors import UsageError
 
 DYING = Path(__file__).parent / "dying.py"

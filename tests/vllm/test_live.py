@@ -64,7 +64,8 @@ def writer(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def engine(model: Callable[[str], Path], writer: Written) -> Iterator[Engine]:
     with serving(
-        model("qwen3"), extra_args=["--middleware", "weightcast.engines.versions.WeightVersions", "--enable-scale-out"]
+        model("qwen3"),
+        extra_args=["--middleware", "weightcast.engine.vllm.middleware.WeightVersions", "--enable-scale-out"],
     ) as running:
         yield running
 

@@ -90,7 +90,7 @@ def config(**changes: Any) -> Any:
     ],
 )
 def test_what_the_backend_would_not_see_is_refused_when_it_starts(changes: dict[str, Any], text: str) -> None:
-    from weightcast.engines.transfer import refuse_unseen
+    from weightcast.engine.vllm.backend import refuse_unseen
 
     refuse_unseen(config())
     with pytest.raises(UsageError, match=text):
@@ -100,7 +100,7 @@ def test_what_the_backend_would_not_see_is_refused_when_it_starts(changes: dict[
 @pytest.mark.parametrize("rank", [0, 1])
 def test_dense_model_with_data_parallelism_is_refused_in_every_core(rank: int) -> None:
     """What a core of vLLM does to the configuration of a dense model before it starts its workers."""
-    from weightcast.engines.transfer import refuse_unseen
+    from weightcast.engine.vllm.backend import refuse_unseen
 
     parallel = ParallelConfig(data_parallel_size=2)
     parallel.data_parallel_index = rank

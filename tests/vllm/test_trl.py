@@ -27,7 +27,7 @@ STEPS = 5
 PATIENCE = START_SECONDS + 60.0
 LR = "1e-4"
 ENGINE = (
-    *("--middleware", "weightcast.engines.versions.WeightVersions", "--middleware", "recorded.Recorded"),
+    *("--middleware", "weightcast.engine.vllm.middleware.WeightVersions", "--middleware", "recorded.Recorded"),
     # A prompt that is prefilled in pieces, with a seed, ends vLLM's CPU engine: it asks a CPU's generator for offsets.
     *("--max-num-batched-tokens", "4096"),
 )

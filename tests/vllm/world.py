@@ -19,9 +19,9 @@ from engines import Engine, Generated
 from transformers import AutoModelForCausalLM
 
 import weightcast as wc
-from weightcast.chain import Chain
-from weightcast.engines.client import HttpEngine
-from weightcast.engines.proof import Proof, prove
+from weightcast.channel.chain import Chain
+from weightcast.engine.client import HttpEngine
+from weightcast.engine.proof import Proof, prove
 
 PATIENCE = 90.0
 PROMPTS = ([1, 2, 3], [40, 41, 42, 43, 44, 45], [500, 7])

@@ -7,7 +7,6 @@ import typer
 
 from weightcast.cli.apply import apply
 from weightcast.cli.attach import attach
-from weightcast.cli.bench import bench
 from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave, prepare_kernels
 from weightcast.cli.diff import diff
 from weightcast.cli.digest import digest
@@ -43,7 +42,6 @@ _PANELS = {
 for _panel, _verbs in _PANELS.items():
     for _verb in _verbs:
         app.command(rich_help_panel=_panel)(_verb)
-app.add_typer(bench, name="bench", rich_help_panel="This machine")
 
 
 @app.command("warm-up", rich_help_panel="This machine")

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from weightcast.cli.console import AsJson, Threads, facts, working, writing_to
+from weightcast.disk.apply import apply_in_place, apply_to_copy, resume
 from weightcast.errors import UsageError
-from weightcast.offline import apply_in_place, apply_to_copy, resume
 
 
 def apply(

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from weightcast.channel.policy import Every, Newest, Pinned, Policy
 from weightcast.cli.console import Url, fields_of, open_chain, say, tell, warn, working
-from weightcast.engines.agent import Agent, Update
-from weightcast.engines.client import HttpEngine
-from weightcast.engines.meeting import MisfitError
+from weightcast.engine.agent import Agent, Update
+from weightcast.engine.client import HttpEngine
+from weightcast.engine.meeting import MisfitError
 from weightcast.errors import UsageError, VersionError, WeightcastError
-from weightcast.mirror import default_mirror
-from weightcast.policy import Every, Newest, Pinned, Policy
-from weightcast.subscriber import default_replica
+from weightcast.follow.mirror import default_mirror
+from weightcast.follow.subscriber import default_replica
 
 _FATAL = (UsageError, VersionError, MisfitError)
 """Errors that neither time nor anybody else will cure."""
@@ -98,7 +98,7 @@ def _watched(agent: Agent, listen: str | None, token_file: Path | None, opened: 
     """Counts and serves, where that is wanted: Prometheus' library need not be there otherwise."""
     if listen is None:
         return None
-    from weightcast.engines.endpoint import Endpoint, Watch
+    from weightcast.engine.endpoint import Endpoint, Watch
 
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or int(port) > 65535:

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightcast.backoff import CLOCK, Backoff, Clock
-from weightcast.checkpoint import MIRROR
+from weightcast.channel.keys import Position
 from weightcast.cli.console import tell, uninterrupted, warn
-from weightcast.files import disk_errors, locked
-from weightcast.keys import Position
-from weightcast.ran import Ran, read_ran, write_ran
+from weightcast.disk.checkpoint import MIRROR
+from weightcast.disk.durable import disk_errors, locked
+from weightcast.follow.command_record import Ran, read_ran, write_ran
+from weightcast.store.backoff import CLOCK, Backoff, Clock
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
+from weightcast.channel.records import Manifest
 from weightcast.cli.terminal import Terminal, err, out
 from weightcast.cli.wording import one_line
+from weightcast.disk.durable import Report, silent
 from weightcast.errors import (
     AccessError,
     ChannelError,
@@ -38,11 +40,9 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
-from weightcast.files import Report, silent
-from weightcast.kernels.ready import warm_up
-from weightcast.manifest import Manifest
+from weightcast.format.kernels.ready import warm_up
+from weightcast.format.workers import Workers
 from weightcast.store import open_store
-from weightcast.workers import Workers
 
 EXIT_CODES: dict[type[Exception], int] = {
     UsageError: 2,

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from weightcast.checkpoint import Checkpoint
 from weightcast.cli.console import AsJson, Threads, facts, working, writing_to
+from weightcast.disk.apply import write_patch
+from weightcast.disk.checkpoint import Checkpoint
 from weightcast.errors import UsageError
-from weightcast.offline import write_patch
 
 
 def diff(

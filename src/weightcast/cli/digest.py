@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from weightcast.checkpoint import MIRROR, Checkpoint
 from weightcast.cli.console import AsJson, Threads, facts, working
 from weightcast.cli.held import standing_of_mirror
-from weightcast.digest import Fingerprint
-from weightcast.files import locked
-from weightcast.stage import standing_of
+from weightcast.disk.checkpoint import MIRROR, Checkpoint
+from weightcast.disk.durable import locked
+from weightcast.disk.staged import standing_of
+from weightcast.format.digest import Fingerprint
 
 
 def digest(

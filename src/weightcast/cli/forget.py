@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from weightcast import notes
+from weightcast.channel import notes
+from weightcast.channel.keys import check_name
 from weightcast.cli.console import AsJson, Url, facts, open_chain, working
 from weightcast.errors import UsageError
-from weightcast.keys import check_name
 
 
 def forget(

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from weightcast import collect
+from weightcast.channel.retention import Retention
 from weightcast.cli.console import AsJson, Url, open_chain, say, tell, warn, working
 from weightcast.cli.wording import size
 from weightcast.errors import UsageError
-from weightcast.retention import Retention
+from weightcast.upkeep import collect
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from weightcast.bits import TensorTable
+from weightcast.format.tensors import TensorTable
 
 _STEPS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 """Densities at which the next block begins."""

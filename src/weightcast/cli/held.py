@@ -7,19 +7,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightcast.bits import Weights
-from weightcast.checkpoint import CHANGING, MIRROR, Checkpoint
-from weightcast.detect import refuse_other_table
-from weightcast.digest import Fingerprint
+from weightcast.channel.keys import Position
+from weightcast.channel.records import Channel
+from weightcast.disk.checkpoint import CHANGING, MIRROR, Checkpoint
+from weightcast.disk.durable import locked
+from weightcast.disk.staged import Overlay, led_by
 from weightcast.errors import UsageError, WeightcastError
-from weightcast.files import locked
-from weightcast.folded import read_folded, read_log_name
-from weightcast.holder import Layers
-from weightcast.keys import Position
-from weightcast.manifest import Channel
-from weightcast.mirror import POSITION
-from weightcast.stage import Overlay, led_by
-from weightcast.wire import PatchReader
+from weightcast.follow.holder import Layers
+from weightcast.follow.mirror import POSITION
+from weightcast.follow.redo import read_folded, read_log_name
+from weightcast.format.diff import refuse_other_table
+from weightcast.format.digest import Fingerprint
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.tensors import Weights
 
 
 @dataclass(frozen=True)

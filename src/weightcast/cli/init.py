@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from weightcast import begin
-from weightcast.begin import left_out
+from weightcast.channel.records import Reference
 from weightcast.cli.console import AsJson, Threads, Url, facts, warn, working
 from weightcast.errors import UsageError
-from weightcast.manifest import Reference
+from weightcast.publish import open as begin
+from weightcast.publish.open import left_out
 from weightcast.store import open_store
 
 

@@ -7,8 +7,8 @@ import typer
 from rich.table import Table
 
 from weightcast.cli.console import AsJson, facts, say, tell, working
-from weightcast.container import FileSource
-from weightcast.wire import PatchReader
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
 
 
 def inspect(

@@ -9,12 +9,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from weightcast import notes
-from weightcast.chain import Chain
+from weightcast.channel import notes
+from weightcast.channel.chain import Chain
+from weightcast.channel.records import Manifest
 from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.wording import one_line, ratio, size, span
 from weightcast.errors import FormatError, MissingError
-from weightcast.manifest import Manifest
 
 _AT_ONCE = 16
 """Manifests that are fetched at the same time."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from weightcast import notes
+from weightcast.channel import notes
 from weightcast.cli.console import AsJson, Url, commit_of, facts, open_chain, working
 
 Version = Annotated[int, typer.Argument(metavar="VERSION", min=0, help="Its number, as `log` shows it.")]

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import DELTAS
+from weightcast.channel.records import Manifest
+from weightcast.channel.route import Edge, Route, cheapest_route, route_bytes
 from weightcast.cli.console import AsJson, Threads, Url, commit_of, head_of, open_chain, say, tell, working
 from weightcast.cli.held import held
 from weightcast.cli.wording import ratio, size
+from weightcast.disk.durable import Report
+from weightcast.disk.staged import standing_of
 from weightcast.errors import ChannelError, UsageError
-from weightcast.files import Report
-from weightcast.keys import DELTAS
-from weightcast.manifest import Manifest
-from weightcast.plan import Edge, Route, cheapest_route, route_bytes
-from weightcast.stage import standing_of
-from weightcast.workers import Workers
+from weightcast.format.workers import Workers
 
 
 @dataclass(frozen=True)

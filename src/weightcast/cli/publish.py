@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from weightcast import folders
-from weightcast.begin import left_out
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
 from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.init import warn_left_out
 from weightcast.cli.wording import ratio, size
-from weightcast.mirror import default_mirror
+from weightcast.follow.mirror import default_mirror
+from weightcast.publish import from_checkpoint as folders
+from weightcast.publish.open import left_out
 
 
 def publish(

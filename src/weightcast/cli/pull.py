@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from weightcast.chain import Chain
-from weightcast.checkpoint import MIRROR
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import Position
+from weightcast.channel.policy import Newest, Pinned, Policy
 from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import Threads, Url, commit_of, fields_of, head_of, open_chain, say, tell, warn, working
 from weightcast.cli.wording import size, span
+from weightcast.disk.checkpoint import MIRROR
+from weightcast.disk.durable import Report
 from weightcast.errors import (
     ChannelError,
     FormatError,
@@ -23,13 +26,10 @@ from weightcast.errors import (
     VersionError,
     WeightcastError,
 )
-from weightcast.files import Report
-from weightcast.holder import Staged
-from weightcast.keys import Position
-from weightcast.mirror import POSITION, Mirror
-from weightcast.policy import Newest, Pinned, Policy
-from weightcast.pulse import error_text
-from weightcast.subscriber import Subscriber, Trouble, default_replica
+from weightcast.follow.heartbeat import error_text
+from weightcast.follow.holder import Staged
+from weightcast.follow.mirror import POSITION, Mirror
+from weightcast.follow.subscriber import Subscriber, Trouble, default_replica
 
 _FATAL = (UsageError, VersionError)
 """What does not pass by itself, nor is mended elsewhere while a follower goes on with what it has."""

@@ -1,8 +1,8 @@
 """`weightcast repair URL`"""
 
 from weightcast.cli.console import AsJson, Url, say, tell, working
-from weightcast.repair import repair as restore
 from weightcast.store import open_store
+from weightcast.upkeep.repair import repair as restore
 
 
 def repair(url: Url, as_json: AsJson = False) -> None:

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from weightcast import collect
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
 from weightcast.cli.console import AsJson, Url, facts, warn, working
 from weightcast.cli.wording import one_line
 from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.store import open_store
 from weightcast.store.base import Store
+from weightcast.upkeep import collect
 
 
 def reset(

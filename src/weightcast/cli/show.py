@@ -6,16 +6,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
+from weightcast.channel.records import Manifest, ObjectRef
 from weightcast.cli.console import AsJson, Url, commit_of, facts, open_chain, say, tell, working
 from weightcast.cli.heat import block, drawn, heat_of, legend, listed
 from weightcast.cli.inspect import describe
 from weightcast.cli.pin import Version
 from weightcast.cli.wording import moment, one_line, size
 from weightcast.errors import FormatError
-from weightcast.manifest import Manifest, ObjectRef
+from weightcast.format.patchfile import PatchReader
 from weightcast.store.base import Store
-from weightcast.wire import PatchReader
 
 _FRONT = 16384
 """Bytes that are fetched at once from the front of an object: the header and the digests of most."""

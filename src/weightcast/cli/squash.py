@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from weightcast import squash as squashes
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
 from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working, writing_to
 from weightcast.cli.wording import size
-from weightcast.files import Report
-from weightcast.folders import cut_anchor
-from weightcast.mirror import Mirror
-from weightcast.subscriber import Subscriber
-from weightcast.workers import Workers
+from weightcast.disk.durable import Report
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.subscriber import Subscriber
+from weightcast.format.workers import Workers
+from weightcast.publish.from_checkpoint import cut_anchor
+from weightcast.upkeep import squash as squashes
 
 
 def squash(

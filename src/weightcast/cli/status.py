@@ -8,14 +8,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from weightcast import notes
-from weightcast.chain import Chain
+from weightcast.channel import notes
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import ANCHORS, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
+from weightcast.channel.records import Heartbeat, Lease, Manifest
 from weightcast.cli.console import AsJson, Url, facts, head_of, open_chain, say, tell, working
 from weightcast.cli.held import Standing, standing_of_mirror
 from weightcast.cli.wording import one_line, size, span
-from weightcast.keys import ANCHORS, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
-from weightcast.manifest import Heartbeat, Lease, Manifest
-from weightcast.ran import read_ran
+from weightcast.follow.command_record import read_ran
 from weightcast.store.base import Listed, debris
 
 _KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, DOOMED)

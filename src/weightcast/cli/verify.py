@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from weightcast import verify as whole
-from weightcast.chain import Chain
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import CHANNEL
 from weightcast.cli.console import (
     FOUND,
     AsJson,
@@ -31,14 +31,14 @@ from weightcast.cli.console import (
 )
 from weightcast.cli.held import Claim, held
 from weightcast.cli.wording import one_line
-from weightcast.digest import Fingerprint
-from weightcast.engines.client import HttpEngine
-from weightcast.engines.proof import prove, version_of
+from weightcast.disk.durable import Report
+from weightcast.disk.staged import standing_of
+from weightcast.engine.client import HttpEngine
+from weightcast.engine.proof import prove, version_of
 from weightcast.errors import ChannelError, FormatError, UsageError, VersionError, WeightcastError
-from weightcast.files import Report
-from weightcast.keys import CHANNEL
-from weightcast.stage import standing_of
-from weightcast.workers import Workers
+from weightcast.format.digest import Fingerprint
+from weightcast.format.workers import Workers
+from weightcast.upkeep import verify as whole
 
 _MOST_NAMES = 20
 

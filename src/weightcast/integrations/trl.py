@@ -19,25 +19,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from weightcast.begin import channel_in
-from weightcast.bits import Copies, Weights
-from weightcast.chain import Chain
-from weightcast.engines.agent import Agent, Phases
-from weightcast.engines.client import Engine, HttpEngine
-from weightcast.engines.followers import Followers
-from weightcast.engines.meeting import MisfitError
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import Position
+from weightcast.channel.policy import Pinned
+from weightcast.channel.records import Manifest
+from weightcast.engine.agent import Agent, Phases
+from weightcast.engine.client import Engine, HttpEngine
+from weightcast.engine.followers import Followers
+from weightcast.engine.meeting import MisfitError
 from weightcast.errors import EngineError, UsageError, WeightcastError
-from weightcast.keys import Position
-from weightcast.manifest import Manifest
-from weightcast.mirror import default_mirror
-from weightcast.policy import Pinned
-from weightcast.publisher import Publisher
+from weightcast.follow.mirror import default_mirror
+from weightcast.follow.subscriber import Subscriber
+from weightcast.format.tensors import Copies, Weights
+from weightcast.format.workers import Workers
+from weightcast.publish.open import channel_in
+from weightcast.publish.publisher import Publisher
 from weightcast.store import open_store
 from weightcast.store.base import Store
-from weightcast.subscriber import Subscriber
 from weightcast.torch.model import wire_name
-from weightcast.torch.streamed import Streamed
-from weightcast.workers import Workers
+from weightcast.torch.stream import Streamed
 
 _log = logging.getLogger("weightcast")
 

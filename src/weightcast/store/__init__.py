@@ -11,15 +11,15 @@ import re
 import urllib.parse
 from pathlib import Path
 
+from weightcast.disk.durable import Report, silent
 from weightcast.errors import UsageError
-from weightcast.files import Report, silent
 from weightcast.store.base import Store
 from weightcast.store.file import FileStore
 from weightcast.store.http import HttpStore
 from weightcast.store.hub import HubStore
 from weightcast.store.memory import memory_named
 from weightcast.store.object import SCHEMES, ObjectStore
-from weightcast.store.patient import Patient
+from weightcast.store.retry import Patient
 
 _KNOWN = ["file", "memory", *SCHEMES, "hf", "http", "https"]
 _EXAMPLES = (

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from weightcast.container import parse_json
 from weightcast.errors import (
     AccessError,
     FormatError,
@@ -25,6 +24,7 @@ from weightcast.errors import (
     VersionError,
     about,
 )
+from weightcast.format.safetensors import parse_json
 from weightcast.store.base import Data, Listed, check_key, check_prefix, check_range, is_key
 
 INDEX = "index.json"

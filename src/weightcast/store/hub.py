@@ -18,10 +18,10 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from weightcast.disk.durable import Report, silent
 from weightcast.errors import UnreachableError, UsageError, WeightcastError
-from weightcast.files import Report, silent
 from weightcast.store.base import Data, Listed, Told, check_key, check_prefix, check_range, is_key, size_of
-from weightcast.store.refusals import is_not_there, translated
+from weightcast.store.errors_hub import is_not_there, translated
 
 if TYPE_CHECKING:
     from huggingface_hub import BucketFile, BucketFileMetadata, HfApi

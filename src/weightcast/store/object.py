@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightcast.errors import UnreachableError, UsageError
-from weightcast.store.answers import status_of, translated
 from weightcast.store.base import Data, Listed, check_key, check_prefix, check_range, is_key, size_of
+from weightcast.store.errors_obstore import status_of, translated
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store

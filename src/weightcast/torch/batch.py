@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightcast.bits import Bits, TensorSpec
-from weightcast.codec.ranks import Ranks
-from weightcast.detect import Change
-from weightcast.patch import Indices
+from weightcast.format.codec.ranks import Ranks
+from weightcast.format.patch import Indices
+from weightcast.format.scan import Change
+from weightcast.format.tensors import Bits, TensorSpec
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of an element's size. Signed ones, which torch can do more with; the bits are the same."""

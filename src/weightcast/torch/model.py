@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightcast.bits import DTYPES as WIRE_DTYPES
-from weightcast.bits import Bits, TensorSpec, TensorTable
-from weightcast.digest import MODULUS
 from weightcast.errors import UsageError
-from weightcast.kernels import cpu
+from weightcast.format.digest import MODULUS
+from weightcast.format.kernels import cpu
+from weightcast.format.tensors import DTYPES as WIRE_DTYPES
+from weightcast.format.tensors import Bits, TensorSpec, TensorTable
+from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of
-from weightcast.torch.host import HostKernels
-from weightcast.torch.names import DTYPES, Made, layout_of
-from weightcast.torch.plain import PlainKernels
-from weightcast.workers import ONE, Workers
+from weightcast.torch.coordinates import DTYPES, Made, layout_of
+from weightcast.torch.kernels.host import HostKernels
+from weightcast.torch.kernels.operations import PlainKernels
 
 _NARROW = ("BF16", "F16")
 
@@ -240,7 +240,7 @@ def kernels_for(device: torch.device, workers: Workers = ONE) -> Kernels[Any]:
     if device.type == "cpu":
         return HostKernels(workers)
     if device.type == "cuda" and _has_triton():
-        from weightcast.torch.gpu import GpuKernels
+        from weightcast.torch.kernels.gpu import GpuKernels
 
         return GpuKernels()
     return PlainKernels()

@@ -10,10 +10,10 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from weightcast.bits import Bits
-from weightcast.codec.ranks import Ranks
-from weightcast.detect import Change
-from weightcast.kernels.bands import BLOCK, MAX_BANDS
+from weightcast.format.codec.ranks import Ranks
+from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
+from weightcast.format.scan import Change
+from weightcast.format.tensors import Bits
 from weightcast.torch.batch import Batch, Copied, change_of, replacement
 
 

@@ -22,7 +22,7 @@ class _WhenImported(MetaPathFinder):
     """Changes a module as soon as somebody imports it."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "weightcast.torch.live" or self not in sys.meta_path:
+        if name != "weightcast.engine.live" or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -1,0 +1,275 @@
+"""Checkpoints that a channel only names: models of the Hugging Face Hub, which come through its own cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from weightcast.channel.keys import is_plain_file
+from weightcast.channel.records import Reference
+from weightcast.disk.checkpoint import INDEX, SINGLE
+from weightcast.disk.companions import is_wanted, remove_code_references
+from weightcast.disk.durable import Report, discard, noticing_full, require_space, silent, sync_folder
+from weightcast.errors import (
+    AccessError,
+    FormatError,
+    MissingError,
+    StoreError,
+    UnreachableError,
+    UnsupportedError,
+    UsageError,
+)
+from weightcast.format.safetensors import MAX_HEADER, parse_json
+from weightcast.store.hub import asking, endpoint, library
+
+_COMPANIONS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+_WEIGHTS = "*.safetensors"
+_OTHERS = ["*/*", ".*"]
+"""Other formats of the same weights are in folders of their own."""
+
+_MAX_COMPANIONS = 256 << 20
+"""Bytes of all files beside the weights: the largest tokenizers have some 40 MB."""
+
+_HEADERS = 128 << 20
+"""Bytes that files of weights may have beside what the tensors have. Twice those is allowed too: none is exact."""
+
+_OTHER_MODEL = "Check which model it is; or download it yourself into the replica's folder."
+
+_SECONDS = 10.0
+"""For the Hub to answer who it is that we want; downloads take as long as they take."""
+
+
+def resolved(reference: Reference) -> Reference:
+    """The same with the commit that its revision stands for now, which never changes."""
+    with _asking(reference) as hub:
+        found = _api(hub).model_info(reference.repository, revision=reference.revision, timeout=_SECONDS)
+        if not found.sha:
+            raise StoreError("the Hub does not say which commit this is", url=_url(reference))
+        return Reference(reference.repository, found.sha)
+
+
+def bring(
+    reference: Reference,
+    folder: Path,
+    report: Report = silent,
+    *,
+    linked: bool = False,
+    expected_bytes: int | None = None,
+) -> None:
+    """Put the model's weights and what is needed to load them into ``folder``; `StoreError` if they cannot be had.
+
+    What the Hub's cache has is not fetched again. Files are copies, durable, so that a mirror may change them, and
+    refer to no code; with ``linked`` they are the cache's own wherever that can be, and must not be changed.
+
+    Sizes are asked for before anything is downloaded. Weights of far more than ``expected_bytes``, the size of the
+    channel's tensors, are a `StoreError`; more than the disk has room for is a `SpaceError`.
+    """
+    with _asking(reference) as hub:
+        snapshot = _snapshot(hub, reference, folder, report, linked=linked, expected_bytes=expected_bytes)
+    files = _files_in(snapshot)
+    for path in folder.iterdir():
+        discard(path)
+    if not linked:
+        require_space(folder, sum(path.stat().st_size for path in files.values()))
+    with noticing_full(folder):
+        for name, path in sorted(files.items()):
+            _place(path, folder / name, linked)
+        if not linked:
+            remove_code_references(folder)
+        sync_folder(folder)
+
+
+def _snapshot(
+    hub: Any, reference: Reference, folder: Path, report: Report, *, linked: bool, expected_bytes: int | None
+) -> Path:
+    """The model in the Hub's cache, where files are links to what they hold."""
+    import httpx2
+
+    model = _Model(hub, reference.repository, reference.revision, _url(reference))
+    try:  # without the many attempts that a download makes: whether the Hub is there, and lets us
+        found = _api(hub).model_info(
+            reference.repository, revision=reference.revision, timeout=_SECONDS, files_metadata=True
+        )
+    except (httpx2.TransportError, hub.errors.OfflineModeIsEnabled):
+        return model.download([*_COMPANIONS, *model.weights_in_cache()], report, local_files_only=True)
+    # What was measured is what is downloaded: a branch may move on in between.
+    model = replace(model, revision=found.sha or reference.revision)
+    sizes = {file.rfilename: file.size for file in found.siblings or []}
+    companions = model.select(sizes, _COMPANIONS)
+    _refuse_large_companions(companions, model.url)
+    weights = model.select(sizes, model.weights_among(sizes))
+    _refuse_large_weights(weights, expected_bytes, model.url)
+    model.require_space(companions | weights, folder, linked=linked)
+    return model.download([escape(name) for name in companions | weights], report)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A revision of a model on the Hub."""
+
+    hub: Any
+    repository: str
+    revision: str
+    url: str
+
+    def select(self, sizes: Mapping[str, int | None], patterns: list[str]) -> dict[str, int]:
+        """The files that match, with their sizes."""
+        names = self.hub.utils.filter_repo_objects(sizes, allow_patterns=patterns, ignore_patterns=_OTHERS)
+        selected = {name: sizes[name] for name in names}
+        if any(size is None for size in selected.values()):
+            hint = "Check HF_ENDPOINT if it is set."
+            raise StoreError("the Hub does not say how large the model's files are", url=self.url, hint=hint)
+        return {name: size or 0 for name, size in selected.items()}
+
+    def weights_among(self, names: Collection[str]) -> list[str]:
+        """Patterns of the files that hold the checkpoint's weights: not of their copies in other layouts."""
+        if INDEX in names:
+            return _named_in(self.download([INDEX], silent) / INDEX, self.url)
+        return [SINGLE if SINGLE in names else _WEIGHTS]
+
+    def weights_in_cache(self) -> list[str]:
+        """The same, without asking the Hub."""
+        index = self.cached(INDEX)
+        if index is not None:
+            return _named_in(index, self.url)
+        return [SINGLE if self.cached(SINGLE) else _WEIGHTS]
+
+    def cached(self, name: str) -> Path | None:
+        found = self.hub.try_to_load_from_cache(self.repository, name, revision=self.revision)
+        return Path(found) if isinstance(found, str) else None
+
+    def require_space(self, sizes: Mapping[str, int], folder: Path, *, linked: bool) -> None:
+        """`SpaceError` unless the Hub's cache has room for what is downloaded, and ``folder`` for what is copied."""
+        cache = Path(self.hub.constants.HF_HUB_CACHE)
+        while not cache.exists():
+            cache = cache.parent
+        missing = sum(size for name, size in sizes.items() if not self.cached(name))
+        same_disk = cache.stat().st_dev == folder.stat().st_dev
+        copied = 0 if linked and same_disk else sum(sizes.values())
+        require_space(folder, copied)
+        require_space(cache, missing + copied if same_disk else missing)
+
+    def download(self, patterns: list[str], report: Report, **options: Any) -> Path:
+        snapshot = self.hub.snapshot_download(
+            self.repository,
+            revision=self.revision,
+            endpoint=endpoint(),
+            allow_patterns=patterns,
+            ignore_patterns=_OTHERS,
+            library_name="weightcast",
+            tqdm_class=_telling(self.hub, report),
+            **options,
+        )
+        return Path(snapshot)
+
+
+def _named_in(index: Path, url: str) -> list[str]:
+    """Patterns of the files that an index names; the names are anybody's, and match files of the model or nothing."""
+    try:
+        if index.stat().st_size > MAX_HEADER:
+            raise FormatError("the index is too large")
+        found = parse_json(index.read_bytes(), "index")
+    except FormatError as error:
+        raise StoreError(f"the model's {INDEX} is broken: {error.problem}", url=url, hint=_OTHER_MODEL) from None
+    files = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise StoreError(f"the model's {INDEX} is broken: it has no map of weights", url=url, hint=_OTHER_MODEL)
+    return sorted({escape(name) for name in files.values()})
+
+
+def _refuse_large_companions(sizes: Mapping[str, int], url: str) -> None:
+    total = sum(sizes.values())
+    if total > _MAX_COMPANIONS:
+        problem = (
+            f"the model's files beside its weights have {total:,} bytes, and at most {_MAX_COMPANIONS:,} are taken"
+        )
+        raise StoreError(problem, url=url, hint=_OTHER_MODEL)
+
+
+def _refuse_large_weights(sizes: Mapping[str, int], expected: int | None, url: str) -> None:
+    total = sum(sizes.values())
+    if expected is not None and total > 2 * expected + _HEADERS:
+        problem = f"the model's weights have {total:,} bytes, and the channel's have {expected:,}"
+        raise StoreError(problem, url=url, hint=_OTHER_MODEL)
+
+
+def _files_in(snapshot: Path) -> dict[str, Path]:
+    """The files of a snapshot that belong into a checkpoint's folder, by name; other tools' are in the cache, too."""
+    names = {path.name for path in snapshot.iterdir() if path.is_file()}
+    weights = {name for name in names if name.endswith(".safetensors")}
+    if INDEX in names:
+        own = set(_named_in(snapshot / INDEX, str(snapshot)))
+        weights = {name for name in weights if escape(name) in own}
+    elif SINGLE in names:
+        weights = {SINGLE}
+    others = {name for name in names if not name.endswith(".safetensors")}
+    wanted = weights | {name for name in others if any(fnmatchcase(name, pattern) for pattern in _COMPANIONS)}
+    return {name: (snapshot / name).resolve() for name in wanted if is_plain_file(name) and is_wanted(name)}
+
+
+def _place(source: Path, target: Path, linked: bool) -> None:
+    if linked:
+        with suppress(OSError):  # another disk, or one without links
+            os.link(source, target)
+            return
+        require_space(target.parent, source.stat().st_size)
+    shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _api(hub: Any) -> Any:
+    return hub.HfApi(endpoint=endpoint(), library_name="weightcast")
+
+
+def _url(reference: Reference) -> str:
+    return f"hf://{reference.repository}@{reference.revision}"
+
+
+@contextmanager
+def _asking(reference: Reference) -> Iterator[Any]:
+    """The library; what goes wrong in here is said as of this model."""
+    url = _url(reference)
+    try:
+        hub = library()
+    except UsageError as error:
+        raise UnsupportedError(error.problem, url=url, hint=error.hint) from None
+    with asking("read", url):
+        try:
+            yield hub
+        except hub.errors.GatedRepoError:
+            hint = "Ask for access on the model's page, then run `hf auth login`, or set HF_TOKEN."
+            raise AccessError("access to this model must be asked for", url=url, hint=hint) from None
+        except hub.errors.RevisionNotFoundError:
+            raise MissingError("the model has no such revision", url=url, hint="Check the revision.") from None
+        except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
+            hint = "Check the name; if it is private, run `hf auth login`, or set HF_TOKEN."
+            raise MissingError("the Hub shows no such model", url=url, hint=hint) from None
+        except hub.errors.LocalEntryNotFoundError:
+            hint = "Check the link, HF_HUB_OFFLINE, and HF_ENDPOINT if it is set."
+            raise UnreachableError(
+                "the Hub cannot be reached, and its cache has not all of it", url=url, hint=hint
+            ) from None
+
+
+def _telling(hub: Any, report: Report) -> Any:
+    """A bar that is not drawn: it tells ``report`` how many bytes there are."""
+
+    class Telling(hub.utils.tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any):
+            self._counts = options.get("name") == "huggingface_hub.snapshot_download"
+            super().__init__(*arguments, **options | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self._counts:
+                report("download", int(self.n), int(self.total or self.n))
+
+    return Telling

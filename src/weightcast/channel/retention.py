@@ -1,0 +1,122 @@
+"""What nobody needs any more: a pure function of what a bucket holds and how old that is by the store's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weightcast.channel.keys import DELTAS
+from weightcast.channel.route import Edge, cheapest_route, reachable
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long things are kept, in seconds by the store's clock."""
+
+    window: float = 7 * 86400.0
+    """Versions younger than this can be reached, and left from, by everyone."""
+    grace: float = 86400.0
+    """Nothing younger than this is deleted: an upload in flight looks like an orphan, a download needs its object."""
+    patience: float = 28 * 86400.0
+    """A replica that lags further than this behind no longer holds anything back."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A way that the bucket holds, and how long it has been there."""
+
+    edge: Edge
+    age: float
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a bucket holds, by listings; ages by the store's clock."""
+
+    head: int
+    manifests: dict[int, float]
+    """Version to age."""
+    edges: tuple[Kept, ...]
+    orphans: tuple[tuple[str, float], ...]
+    """Keys of objects that no commit speaks of, with their ages."""
+    pins: frozenset[int]
+    replicas: tuple[tuple[int, float], ...]
+    """Version of each replica, and how long ago it said so."""
+    references: frozenset[str] = frozenset()
+    """Keys of anchors that are checkpoints elsewhere: not everyone can begin there."""
+    spent: tuple[Kept, ...] = ()
+    """Deltas whose manifest is gone: ways no more, though somebody who read it just before may still fetch one."""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What may go: manifests and orphans now, the objects of manifests a grace period later."""
+
+    manifests: tuple[int, ...]
+    edges: tuple[Edge, ...]
+    orphans: tuple[str, ...]
+    unreachable: tuple[int, ...] = ()
+    """Versions that must be reachable and are not: the channel is damaged, and nothing but orphans may go."""
+
+
+def horizon(inventory: Inventory, policy: Retention) -> int:
+    """The oldest version that everyone must be able to leave from."""
+    young = [version for version, age in inventory.manifests.items() if age < policy.window]
+    waited_for = [
+        version
+        for version, silence in inventory.replicas
+        if silence < policy.window and inventory.manifests.get(version, policy.patience) < policy.patience
+    ]
+    return min([inventory.head, *young, *waited_for])
+
+
+def collectable(inventory: Inventory, policy: Retention) -> Garbage:
+    """What may be deleted so that every version from the horizon on, and every pin, can still be reached."""
+    oldest = horizon(inventory, policy)
+    edges = [kept.edge for kept in inventory.edges]
+    needed = {edge.key for edge in edges if edge.base is not None and edge.base >= oldest}
+    versions = {version for version in inventory.manifests if version >= oldest}
+    held = [edge for edge in edges if edge.key not in inventory.references]
+    anchors = [edge for edge in held if edge.base is None] or [edge for edge in edges if edge.base is None]
+    newest_anchor = max((edge.result for edge in anchors), default=0)
+    needed |= {edge.key for edge in anchors if edge.result == newest_anchor}
+    versions |= {newest_anchor}
+    wanted = {inventory.head} | inventory.pins
+    unreachable = ({oldest} | wanted | versions) - reachable(edges)
+    if unreachable:
+        # Something is missing already: what is left may be all there is to mend it with.
+        return Garbage((), (), _old(inventory, policy), tuple(sorted(unreachable)))
+    there = set[int]()
+    for goal in (oldest, *sorted(wanted), *sorted(versions)):
+        if goal in there and goal not in wanted:
+            continue
+        route = cheapest_route(held, None, goal) or cheapest_route(edges, None, goal)
+        assert route is not None, "a reachable version has a route"
+        needed |= {edge.key for edge in route}
+        versions |= {goal} | {edge.result for edge in route}
+        there = reachable(edge for edge in edges if edge.key in needed)
+    manifests = tuple(
+        version
+        for version, age in sorted(inventory.manifests.items())
+        if version not in versions and age >= policy.grace and version < inventory.head
+    )
+    # A manifest whose object stays may go, an object whose manifest stays may not.
+    stays = inventory.manifests.keys() - set(manifests)
+    begun = {edge.result for edge in edges} - {edge.result for edge in edges if edge.key.startswith(DELTAS)}
+    gone = tuple(
+        kept.edge
+        for kept in (*inventory.edges, *inventory.spent)
+        if kept.edge.key not in needed
+        and kept.age >= policy.grace
+        and kept.edge.result < inventory.head
+        and not (kept.edge.result in stays and _is_object_of_version(kept.edge, begun))
+    )
+    return Garbage(manifests, gone, _old(inventory, policy))
+
+
+def _is_object_of_version(edge: Edge, begun: set[int]) -> bool:
+    """Whether a manifest may name it: a delta, or an anchor of a version that ``begun`` with one."""
+    return edge.key.startswith(DELTAS) or (edge.base is None and edge.result in begun)
+
+
+def _old(inventory: Inventory, policy: Retention) -> tuple[str, ...]:
+    return tuple(key for key, age in inventory.orphans if age >= policy.grace)

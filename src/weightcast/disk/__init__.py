@@ -1,0 +1,1 @@
+"""Checkpoints and patches on a local disk: durable writes, staging, applying."""

@@ -1,0 +1,247 @@
+"""Patches between checkpoints on disk: make one, apply one, survive a kill in between.
+
+`gap` and `banded` cannot be decoded once a target is half overwritten. So the decoded patch is first written beside the
+target, as a `plain` patch, and synced: the redo file. Then the target is overwritten. Whoever finds a redo file replays
+it, as often as it takes: a patch holds absolute bits, and applying it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from weightcast.disk.checkpoint import Checkpoint, redo_path
+from weightcast.disk.durable import Report, disk_errors, own_copy, replacing, silent, sync_folder
+from weightcast.disk.staged import laid_over, proven, stage, standing_of
+from weightcast.errors import CheckpointError, ResultError, UsageError, about
+from weightcast.format.codec import Coded
+from weightcast.format.diff import diff_tensor, refuse_other_table
+from weightcast.format.digest import Fingerprint, tensor_digest
+from weightcast.format.patch import ModelSize, departure, refuse_other_tensor
+from weightcast.format.patchfile import PatchReader, PatchWriter
+from weightcast.format.safetensors import FileSource
+from weightcast.format.tensors import TensorSpec, Weights, elements_of
+from weightcast.format.workers import ONE, Workers
+
+
+@dataclass(frozen=True)
+class Written:
+    """A patch file that was made."""
+
+    base: str
+    result: str
+    model: ModelSize
+    changed: int
+    nbytes: int
+
+
+def write_patch(
+    old: Weights, new: Weights, out: Path | str, codec: str = "banded", workers: Workers = ONE, report: Report = silent
+) -> Written:
+    """Write the patch from ``old`` to ``new`` to ``out``, holding a few tensors at a time.
+
+    `CheckpointError`, and no ``out``, if a file of either is written to meanwhile.
+    """
+    out = Path(out)
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise UsageError("a patch cannot be written there", file=str(out), hint="Name a file in a folder that exists.")
+    refuse_other_table(old.table, new.table)
+    model = ModelSize.of(old.table)
+    bases, results, changed, done = [], [], 0, 0
+    with PatchWriter(codec, out.absolute().parent) as writer:
+
+        def one(spec: TensorSpec) -> tuple[int, Coded]:
+            before = old.read(spec.name)
+            base = tensor_digest(before, workers)
+            patch = diff_tensor(spec, before, new.read(spec.name), base, workers)
+            return base, writer.codec.encode(patch, before, workers)
+
+        for spec, (base, coded) in zip(old.table, workers.stream(one, old.table, elements_of), strict=True):
+            bases.append(base)
+            results.append(coded.digest)
+            if coded.changed:
+                changed += coded.changed
+                writer.add(coded)
+            done += spec.nbytes
+            report("diff", done, model.nbytes)
+        base_position, result_position = (Fingerprint(old.table, tuple(d)).position for d in (bases, results))
+        with replacing(out) as file:
+            nbytes = writer.finish(file, base_position, result_position, model)
+            for weights in (old, new):
+                if isinstance(weights, Checkpoint):
+                    weights.refuse_changed()
+    return Written(base_position, result_position, model, changed, nbytes)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Where a target stands after an apply, and whether anything had to be done for it."""
+
+    position: str
+    changed: bool
+
+
+def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE, report: Report = silent) -> Applied:
+    """Bring ``target`` to the patch's result.
+
+    An interrupted apply is completed first. A target that stands at the result already is left as it is.
+    """
+    target = Path(target)
+    with FileSource(Path(patch)) as source, _Target(target) as opened, about(file=str(target)):
+        reader = PatchReader(source)
+        _resume(target, opened, workers, report)
+        standing = standing_of(opened.weights, workers, report)
+        if standing.position == reader.header.result:
+            return Applied(standing.position, changed=False)
+        redo = redo_path(target)
+        stage(reader, opened.weights, standing, redo, workers, report)
+        _overwrite(redo, opened, report)
+        _forget(redo)
+    return Applied(reader.header.result, changed=True)
+
+
+class _Target:
+    """A checkpoint that is written in place, held by nobody else meanwhile."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.weights = self._opened()
+
+    def _opened(self) -> Checkpoint:
+        return Checkpoint(self._path, writable=True, interrupted=True)
+
+    def own(self) -> None:
+        """Make sure that no other folder shares the files; the redo file must be there, since they are let go of."""
+        with disk_errors(self._path):
+            copied = [own_copy(path, path.absolute().parent) for path in self.weights.files]
+            if any(copied):
+                self.weights.close()
+                self.weights = self._opened()
+
+    def __enter__(self) -> _Target:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.weights.close()
+
+
+def resume(target: Path | str, workers: Workers = ONE, report: Report = silent) -> Applied | None:
+    """Complete an interrupted apply; None where there was none."""
+    target = Path(target)
+    with _Target(target) as opened:
+        position = _resume(target, opened, workers, report)
+    return Applied(position, changed=True) if position else None
+
+
+def _resume(target: Path, opened: _Target, workers: Workers, report: Report) -> str | None:
+    """Under the lock that ``opened`` holds: replay the redo file, if there is one, and prove where it led."""
+    redo = redo_path(target)
+    for abandoned in redo.parent.glob(f"{redo.name}.*.partial"):
+        abandoned.unlink()
+    if not redo.exists():
+        return None
+    with FileSource(redo) as source:
+        expected = PatchReader(source).header.result
+    _overwrite(redo, opened, report)
+    found = standing_of(opened.weights, workers, report).position
+    if found != expected:
+        raise ResultError(
+            "replaying the interrupted apply does not lead to its result: the target was changed by something else",
+            expected=expected,
+            found=found,
+            hint=f"Restore the target from a good copy and delete {redo}.",
+        )
+    _forget(redo)
+    return expected
+
+
+def apply_to_copy(
+    patch: Path | str, target: Path | str, out: Path | str, workers: Workers = ONE, report: Report = silent
+) -> Applied:
+    """Write ``target`` with the patch applied to ``out``; ``target`` stays as it is."""
+    target, out = Path(target), Path(out)
+    refuse_output(out)
+    if target.resolve() in out.resolve().parents:
+        raise UsageError("the output would lie inside the target", file=str(out), hint="Name a place outside of it.")
+    parent = out.absolute().parent
+    with (
+        FileSource(Path(patch)) as source,
+        Checkpoint(target) as weights,
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=parent) as workshop,
+        about(file=str(target)),
+    ):
+        reader = PatchReader(source)
+        standing = standing_of(weights, workers, report)
+        needed = standing.position != reader.header.result
+        start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows}) if needed else None
+        copied = _copy(target, Path(workshop) / out.name)
+        if start:
+            with Checkpoint(copied, writable=True) as copy:
+                for tensor in proven(reader, weights, start, workers, report):
+                    bits = weights.read(tensor.spec.name)
+                    tensor.scatter(bits)
+                    copy.write(tensor.spec.name, bits)
+        _sync_tree(copied)
+        weights.refuse_changed()
+        copied.rename(out)
+        sync_folder(parent)
+    return Applied(reader.header.result, changed=needed)
+
+
+def refuse_output(out: Path) -> None:
+    """`UsageError` if ``out`` is there already, or cannot be there, before any work is done for it."""
+    if out.exists() or out.is_symlink():
+        raise UsageError("the output exists already", file=str(out), hint="Name another, or remove it.")
+    if not out.absolute().parent.is_dir():
+        raise UsageError("the output's folder does not exist", file=str(out), hint="Make it first.")
+
+
+def _copy(target: Path, out: Path) -> Path:
+    """A copy that can be written to, whatever could be done to the original."""
+    try:
+        if target.is_dir():
+            shutil.copytree(target, out, symlinks=True, copy_function=shutil.copy)
+        else:
+            shutil.copy(target, out)
+        for path in (out, *out.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | (stat.S_IRWXU if path.is_dir() else stat.S_IWUSR))
+    except (OSError, shutil.Error) as error:
+        raise CheckpointError(f"cannot copy the target: {error}", file=str(target)) from error
+    return out
+
+
+def _sync_tree(top: Path) -> None:
+    for path in (top, *top.rglob("*")):
+        if not path.is_symlink():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def _overwrite(redo: Path, opened: _Target, report: Report) -> None:
+    opened.own()
+    weights = opened.weights
+    with FileSource(redo) as source:
+        reader = PatchReader(source)
+        for row in reader.rows:
+            refuse_other_tensor(weights.table, row.spec)
+        done, total = 0, sum(row.spec.nbytes for row in reader.rows)
+        for row in reader.rows:
+            bits = laid_over(reader, row, weights.read(row.spec.name))
+            weights.write(row.spec.name, bits)
+            done += row.spec.nbytes
+            report("apply", done, total)
+    weights.sync()
+
+
+def _forget(redo: Path) -> None:
+    redo.unlink()
+    sync_folder(redo.parent)

@@ -1,0 +1,236 @@
+"""safetensors files and Hugging Face checkpoint folders as weights on disk, read a tensor at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from weightcast.errors import CheckpointError, FormatError, InterruptedApplyError, UsageError, about
+from weightcast.format.safetensors import (
+    MAX_HEADER,
+    Container,
+    Entry,
+    FileSource,
+    header_bytes,
+    open_container,
+    parse_json,
+)
+from weightcast.format.tensors import Bits, TensorSpec, TensorTable, Weights
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+REDO_SUFFIX = "weightcast-redo"
+MIRROR, CHANGING = ".weightcast", "changing"
+"""The folder that a mirror keeps in a checkpoint folder, and the mark in it while the files around it change."""
+
+
+def redo_path(target: Path) -> Path:
+    """Where the redo file of an apply in place lies while it runs."""
+    return target / f".{REDO_SUFFIX}" if target.is_dir() else target.with_name(f".{target.name}.{REDO_SUFFIX}")
+
+
+FileIdentity = tuple[int, int, int, int, int]
+"""Device, inode, size and both times of a file: writing to it or putting another in its place changes one of them."""
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _identity_now(path: Path) -> FileIdentity | None:
+    """None where the file is gone. It is opened for this: a network file system asks its server only then."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return identity_of(os.fstat(fd))
+    finally:
+        os.close(fd)
+
+
+class Checkpoint:
+    """An open checkpoint. Tensors are read and written whole, into and from memory of the caller's."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        writable: bool = False,
+        interrupted: bool = False,
+    ):
+        """Open and check all headers; ``interrupted`` permits one that an apply has left half changed.
+
+        Files do not say which tensors go by several names: whoever knows passes ``aliases``.
+        """
+        self.path = path = Path(path)
+        with ExitStack() as opening:
+            self._containers: dict[str, Container] = {}
+            self._files: dict[str, FileSource] = {}
+            self._home: dict[str, str] = {}
+            self._watched: dict[Path, FileIdentity] = {}
+            if (path / INDEX).exists():
+                self.watch(path / INDEX)
+            for file, expected in _files_of(path).items():
+                source = FileSource(file, writable=writable)
+                opening.callback(source.close)
+                self._watched[file] = identity_of(os.fstat(source.fd))
+                container = open_container(source)
+                self._files[str(file)], self._containers[str(file)] = source, container
+                self._claim(str(file), container, expected)
+            others = set(self.files) if path.is_dir() else {path.parent}
+            _refuse_interrupted(others if interrupted else {path, *others})
+            specs = (
+                TensorSpec(name, entry.dtype, entry.shape)
+                for container in self._containers.values()
+                for name, entry in container.entries.items()
+            )
+            self.table = TensorTable.of(specs, aliases)
+            self._close = opening.pop_all().close
+
+    def _claim(self, file: str, container: Container, expected: set[str] | None) -> None:
+        names = container.entries.keys()
+        if expected is not None and names != expected:
+            raise CheckpointError(
+                "the index and the file disagree about a tensor",
+                file=file,
+                tensor=min(names ^ expected),
+                hint="Copy or download the checkpoint again.",
+            )
+        for name in names:
+            if name in self._home:
+                raise CheckpointError(f"a tensor is in {self._home[name]} too", file=file, tensor=name)
+            self._home[name] = file
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold tensors."""
+        return [Path(file) for file in self._files]
+
+    def watch(self, path: Path) -> None:
+        """Have `refuse_changed` look after another file that belongs to the checkpoint."""
+        self._watched[path] = identity_of(path.stat())
+
+    def refuse_changed(self) -> None:
+        """`CheckpointError` if a file was written to or replaced since it was opened.
+
+        Two writes within one tick of the file system's clock look like one; a save takes longer than that.
+        """
+        for path, seen in self._watched.items():
+            if _identity_now(path) != seen:
+                hint = "Try again once nobody writes to it, or save each checkpoint into a folder of its own."
+                raise CheckpointError("the file was changed while it was being read", file=str(path), hint=hint)
+
+    def read(self, name: str) -> Bits:
+        """A tensor's bits, in memory of their own."""
+        container = self._containers[self._home[name]]
+        entry = container.entries[name]
+        return container.read(entry).view(self.table[name].kind.word)
+
+    def read_span(self, name: str, first: int, out: Bits) -> None:
+        """Fill ``out`` with a tensor's bits from element ``first`` on."""
+        container = self._containers[self._home[name]]
+        at = container.data_start + container.entries[name].begin + first * out.itemsize
+        container.source.read_into(out.view(np.uint8).data, at)
+
+    def write(self, name: str, bits: Bits) -> None:
+        """Replace a tensor's bits; durable after `sync`."""
+        file = self._home[name]
+        container = self._containers[file]
+        entry = container.entries[name]
+        if bits.nbytes != entry.end - entry.begin:
+            raise UsageError("these bits are not the tensor's size", file=file, tensor=name)
+        self._files[file].write_from(bits.view(np.uint8).data, container.data_start + entry.begin)
+
+    def sync(self) -> None:
+        for source in self._files.values():
+            source.sync()
+
+    def close(self) -> None:
+        self._close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def save(weights: Weights, folder: Path) -> None:
+    """Write ``weights`` into ``folder`` as a checkpoint of one file."""
+    entries, at = [], 0
+    for spec in sorted(weights.table, key=lambda spec: -spec.kind.width):
+        entries.append(Entry(spec.name, spec.dtype, spec.shape, at, at + spec.nbytes))
+        at += spec.nbytes
+    with (folder / SINGLE).open("xb") as file:
+        file.write(header_bytes(entries, {"format": "pt"}))
+        for entry in entries:
+            file.write(weights.read(entry.name).data)
+
+
+def _refuse_interrupted(targets: set[Path]) -> None:
+    """A folder and a file in it are two names of the same weights: either may have been given to `apply`."""
+    for target in sorted(targets):
+        if redo_path(target).exists():
+            raise InterruptedApplyError(
+                "an apply in place was interrupted here and the weights are half changed",
+                file=str(target),
+                hint=f"Finish it with `weightcast apply --resume {target}`.",
+            )
+        if (target / MIRROR / CHANGING).exists():
+            raise InterruptedApplyError(
+                "a mirror was interrupted while it wrote here and the weights are half changed",
+                file=str(target),
+                hint=f"Finish it with `weightcast pull URL {target}`.",
+            )
+
+
+def _files_of(path: Path) -> dict[Path, set[str] | None]:
+    """The files of a checkpoint, each with the tensors its index puts there, if it has an index."""
+    if not path.is_dir():
+        if not path.exists() and not path.is_symlink():
+            raise CheckpointError("there is no such file or folder", file=str(path))
+        return {path: None}
+    if (path / INDEX).exists():
+        return {path / file: names for file, names in _read_index(path / INDEX).items()}
+    if (path / SINGLE).exists():
+        return {path / SINGLE: None}
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise CheckpointError(
+            "the folder has no safetensors files",
+            file=str(path),
+            hint=f"A checkpoint folder has {SINGLE}, or shards with {INDEX}.",
+        )
+    return dict.fromkeys(found)
+
+
+def _read_index(path: Path) -> dict[str, set[str]]:
+    with FileSource(path) as source:
+        if source.size > MAX_HEADER:
+            raise FormatError(f"an index of {source.size} bytes is over the limit", file=str(path))
+        raw = np.empty(source.size, np.uint8)
+        source.read_into(raw.data, 0)
+    with about(file=str(path)):
+        index: Any = parse_json(raw.tobytes(), "index")
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise FormatError("the index has no weight_map", file=str(path))
+    files: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or file in (".", "..") or "\0" in file:
+            raise CheckpointError(
+                f"the index points outside its folder, to {file!r}",
+                file=str(path),
+                tensor=name,
+                hint="Do not use this checkpoint unless you know where it is from.",
+            )
+        files.setdefault(file, set()).add(name)
+    return files

@@ -1,0 +1,131 @@
+"""Staging: a patch decoded and proven against the weights it begins from, kept as a `plain` patch that needs none.
+
+A staged patch holds absolute bits. It can be replayed on weights that are half changed, and laid over weights that are
+not changed at all (`Overlay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from weightcast.disk.durable import Report, replacing, require_space, silent
+from weightcast.format.codec import CODECS
+from weightcast.format.digest import Fingerprint, tensor_digests
+from weightcast.format.patch import TensorPatch, departure, prove_result, prove_tensor, refuse_other_tensor
+from weightcast.format.patchfile import PatchReader, PatchWriter, decode_tensors
+from weightcast.format.table import Row
+from weightcast.format.tensors import Bits, Target, Weights
+from weightcast.format.workers import ONE, Workers
+
+
+def standing_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
+    """Digest all tensors, telling how far it got."""
+    digests, done, total = [], 0, weights.table.nbytes
+    for spec, digest in zip(weights.table, tensor_digests(weights, workers), strict=True):
+        digests.append(digest)
+        done += spec.nbytes
+        report("verify", done, total)
+    return Fingerprint(weights.table, tuple(digests))
+
+
+def proven(
+    reader: PatchReader, weights: Weights, start: Fingerprint, workers: Workers, report: Report
+) -> Iterator[TensorPatch]:
+    """Decode tensor by tensor; each is proven before it is given out, and the whole before the last is done with."""
+    digests = list(start.digests)
+    done, total = 0, sum(row.spec.nbytes for row in reader.rows)
+    for tensor in decode_tensors(reader, weights, reader.rows, workers):
+        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, reader.header.base, tensor)
+        yield tensor
+        done += tensor.spec.nbytes
+        report("decode", done, total)
+    prove_result(Fingerprint(start.table, tuple(digests)), reader.header.result)
+
+
+def stage(
+    reader: PatchReader,
+    weights: Weights,
+    standing: Fingerprint,
+    out: Path,
+    workers: Workers = ONE,
+    report: Report = silent,
+) -> Fingerprint:
+    """Decode a patch against ``weights``, prove it, and write it to ``out`` as `plain`; returns where it leads.
+
+    ``out`` is durable when this returns, and not there if it raises.
+    """
+    header = reader.header
+    start = departure(standing, header.base, {row.spec.name for row in reader.rows})
+    # Coded streams are spooled before they are written.
+    require_space(out.parent, 2 * sum(_plain_bytes(row) for row in reader.rows))
+    with PatchWriter("plain", out.parent) as writer, replacing(out) as file:
+        for tensor in proven(reader, weights, start, workers, report):
+            if not tensor.changed:  # sent whole by a writer that did not know what was there
+                continue
+            whole = weights.read(tensor.spec.name) if _is_dense(tensor) else None
+            writer.add(CODECS["plain"].encode(tensor, whole, workers))
+        writer.finish(file, header.base, header.result, header.model)
+    return led_by(start, reader)
+
+
+def _is_dense(tensor: TensorPatch) -> bool:
+    """Indices would weigh more than the elements that did not change."""
+    return 3 * tensor.changed > tensor.spec.elements
+
+
+def _plain_bytes(row: Row) -> int:
+    width = row.spec.kind.width // 8
+    return min(row.changed * (8 + width), row.spec.nbytes) + 512
+
+
+def led_by(start: Fingerprint, reader: PatchReader) -> Fingerprint:
+    """Where a patch that was proven before leads from ``start``, by the digests in its table."""
+    digests = list(start.digests)
+    for row in reader.rows:
+        refuse_other_tensor(start.table, row.spec)
+        digests[start.table.ordinal(row.spec.name)] = row.digest
+    return Fingerprint(start.table, tuple(digests))
+
+
+class Overlay:
+    """Weights as they will be once some staged patches are applied to them; the weights themselves stay as they are.
+
+    ``fresh`` says that ``under`` gives out memory of the caller's own, as a `Checkpoint` does: no need to copy it.
+    """
+
+    def __init__(self, under: Weights, layers: Sequence[PatchReader], *, fresh: bool = False):
+        self.table = under.table
+        self._under = under
+        self._fresh = fresh
+        self._layers = [(layer, {row.spec.name: row for row in layer.rows}) for layer in layers]
+
+    def read(self, name: str) -> Bits:
+        touching = [(layer, rows[name]) for layer, rows in self._layers if name in rows]
+        bits = self._under.read(name)
+        if touching and not self._fresh:
+            bits = bits.copy()
+        for layer, row in touching:
+            bits = laid_over(layer, row, bits)
+        return bits
+
+
+def scatter_into(target: Target, staged: PatchReader) -> None:
+    """Write a staged patch into a target."""
+    for row in staged.rows:
+        coded = staged.coded(row)
+        if "indices" in coded.streams:
+            patch = CODECS["plain"].decode(coded, None, ONE)
+            target.overwrite(row.spec.name, patch.indices, patch.new)
+        else:
+            target.write(row.spec.name, coded.streams["values"])
+
+
+def laid_over(staged: PatchReader, row: Row, bits: Bits) -> Bits:
+    """One tensor with its staged overwrites: scattered into ``bits``, or in memory of its own if all of it changed."""
+    coded = staged.coded(row)
+    if "indices" not in coded.streams:
+        whole: Bits = coded.streams["values"]
+        return whole
+    CODECS["plain"].decode(coded, None, ONE).scatter(bits)
+    return bits

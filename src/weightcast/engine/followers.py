@@ -1,0 +1,26 @@
+"""Engines that follow a channel, as their agents tell it in the bucket: nothing else joins a trainer to them."""
+
+from __future__ import annotations
+
+import time
+
+from weightcast.channel.chain import Chain
+from weightcast.channel.notes import heartbeats
+from weightcast.channel.records import Heartbeat
+from weightcast.store.probe import clock
+
+_FRESH = 90.0
+"""Seconds: three heartbeats of an agent that has nothing to do."""
+
+
+class Followers:
+    """Those that have told something lately, by the store's clock."""
+
+    def __init__(self, chain: Chain):
+        self._chain = chain
+        self._ahead = clock(chain.store) - time.monotonic()
+
+    def now(self) -> list[Heartbeat]:
+        """The last word of each engine that is there; not of mirrors, nor of engines that are held at a version."""
+        oldest = time.monotonic() + self._ahead - _FRESH
+        return [beat for beat, when in heartbeats(self._chain) if when >= oldest and beat.pause is not None]

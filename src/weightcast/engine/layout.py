@@ -1,0 +1,276 @@
+"""Where the elements of a checkpoint live in an engine's own parameters: fused, sharded, stacked, transposed, padded.
+
+A layout is a table of *parts*: a box of a checkpoint tensor, and the elements of a parameter that hold it. Learning one
+is the business of `weightcast.engine.learn`; here it is only asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weightcast.errors import UsageError
+from weightcast.format.digest import MODULUS
+from weightcast.format.kernels import places
+from weightcast.format.tensors import Bits, TensorSpec, TensorTable, round_to
+
+
+@dataclass(frozen=True)
+class Range:
+    """Evenly spaced coordinates along one dimension."""
+
+    start: int
+    count: int
+    step: int = 1
+
+    @property
+    def last(self) -> int:
+        return self.start + (self.count - 1) * self.step
+
+    def fits(self, size: int) -> bool:
+        return self.start >= 0 and self.count >= 0 and self.step >= 1 and self.last < size
+
+    def meets(self, other: Range) -> bool:
+        """Whether some coordinate is in both."""
+        first, last = max(self.start, other.start), min(self.last, other.last)
+        apart, common = other.start - self.start, math.gcd(self.step, other.step)
+        if first > last or apart % common:
+            return False
+        theirs = other.step // common
+        shared = self.start + self.step * (apart // common * pow(self.step // common, -1, theirs) % theirs)
+        return first + (shared - first) % (self.step * theirs) <= last
+
+
+@dataclass(frozen=True)
+class Box:
+    """Some elements of a tensor: along each of its dimensions a range."""
+
+    ranges: tuple[Range, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        return cls(tuple(Range(0, size) for size in shape))
+
+    @property
+    def elements(self) -> int:
+        return math.prod(one.count for one in self.ranges)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether it is inside a tensor of that shape."""
+        return len(self.ranges) == len(shape) and all(map(Range.fits, self.ranges, shape))
+
+    def meets(self, other: Box) -> bool:
+        """Whether some element is in both."""
+        return all(a.meets(b) for a, b in zip(self.ranges, other.ranges, strict=True))
+
+    def as_json(self) -> list[list[int]]:
+        return [[one.start, one.count, one.step] for one in self.ranges]
+
+    @classmethod
+    def from_json(cls, ranges: Iterable[Sequence[int]]) -> Box:
+        return cls(tuple(Range(*one) for one in ranges))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box of the checkpoint tensor ``name``, and where a parameter has it."""
+
+    name: str
+    box: Box
+    parameter: str
+    dtype: str
+    """That the parameter has it in: where it is not the tensor's, values are cast."""
+    offset: int
+    """Of the box's first element, in elements from the beginning of the parameter's storage."""
+    strides: tuple[int, ...]
+    """Elements of the storage from one coordinate of the box to the next, along each dimension."""
+
+    def steps(self, shape: Sequence[int]) -> Steps:
+        """The same as few nested loops, for kernels."""
+        natural = natural_strides(shape)
+        loops = [
+            (one.count, one.step * width, stride)
+            for one, width, stride in zip(self.box.ranges, natural, self.strides, strict=True)
+            if one.count != 1
+        ]
+        source = sum(one.start * width for one, width in zip(self.box.ranges, natural, strict=True))
+        merged: list[tuple[int, int, int]] = []
+        for count, there, here in loops:
+            if merged and merged[-1][1] == count * there and merged[-1][2] == count * here:
+                merged[-1] = merged[-1][0] * count, there, here
+            else:
+                merged.append((count, there, here))
+        table = np.array(merged or [(1, 1, 1)], np.int64)
+        return Steps(source, self.offset, table)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Nested loops over a box: counts, and the steps in the tensor and in the parameter; from the outermost in."""
+
+    source: int
+    target: int
+    table: npt.NDArray[np.int64]
+
+    def translate(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Which of some sorted flat indices are in the box, and where in the parameter's storage those are."""
+        first, last = np.searchsorted(indices, [self.source, self._last + 1])
+        inside = indices[first:last]
+        which, where = np.empty(inside.size, np.int64), np.empty(inside.size, np.int64)
+        found = places.translate(inside, self.source, self.target, self.table, which, where)
+        return which[:found] + first, where[:found]
+
+    @property
+    def _last(self) -> int:
+        return self.source + int(((self.table[:, 0] - 1) * self.table[:, 1]).sum())
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first element of the storage that is touched, and the one behind the last."""
+        reach = (self.table[:, 0] - 1) * self.table[:, 2]
+        return self.target + int(reach[reach < 0].sum()), self.target + int(reach[reach > 0].sum()) + 1
+
+
+class Layout:
+    """All parts that one worker of an engine holds.
+
+    ``unknown`` names tensors that could not be followed, and why. ``uncovered`` names parameters that the loader leaves
+    as they are, in whole or in part, and how many elements of each; it is of no use where ``broken`` says why the
+    loader did not get through the table at all.
+    """
+
+    def __init__(
+        self,
+        table: TensorTable,
+        parts: Iterable[Part],
+        unknown: Mapping[str, str],
+        uncovered: Mapping[str, int] | None = None,
+        broken: str | None = None,
+    ):
+        self.table = table
+        self.unknown = dict(unknown)
+        self.uncovered = dict(uncovered or {})
+        self.broken = broken
+        self._by_name: dict[str, list[Part]] = {}
+        for part in dict.fromkeys(parts):
+            if part.name not in self.unknown and part.box.elements:
+                self._by_name.setdefault(part.name, []).append(part)
+
+    def __iter__(self) -> Iterator[Part]:
+        return (part for spec in self.table for part in self.locate(spec.name))
+
+    def locate(self, name: str) -> tuple[Part, ...]:
+        """Where a checkpoint tensor is; nowhere, if this worker does not hold it, or it is unknown."""
+        return () if name in self.unknown else tuple(self._by_name.get(name, ()))
+
+    @cached_property
+    def by_parameter(self) -> Mapping[str, tuple[Part, ...]]:
+        """The inverse: what of the checkpoint a parameter holds."""
+        found: dict[str, list[Part]] = {}
+        for parts in self._by_name.values():
+            for part in parts:
+                found.setdefault(part.parameter, []).append(part)
+        return {name: tuple(parts) for name, parts in found.items()}
+
+
+def natural_strides(shape: Sequence[int]) -> list[int]:
+    """Those of a tensor that is contiguous."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return strides
+
+
+# -- parameters of another dtype than the checkpoint's -----------------------------------------------------------------
+
+WIDENED = {("BF16", "F32"), ("F16", "F32")}
+ROUNDED = {("F32", "BF16"), ("F32", "F16")}
+
+
+def can_cast(dtype: str, parameter: str) -> bool:
+    """Whether we know how an engine turns a tensor's values into a parameter's."""
+    return dtype == parameter or (dtype, parameter) in WIDENED | ROUNDED
+
+
+def cast(bits: Bits, dtype: str, parameter: str) -> Bits:
+    """A tensor's bits as a parameter of another dtype has them."""
+    if dtype == parameter:
+        return bits
+    if (dtype, parameter) == ("BF16", "F32"):
+        return bits.astype(np.uint32) << np.uint32(16)
+    if (dtype, parameter) == ("F16", "F32"):
+        return bits.view(np.float16).astype(np.float32).view(np.uint32)
+    return round_to(parameter, bits.view(np.float32))
+
+
+def cast_back(bits: Bits, dtype: str, parameter: str) -> Bits | None:
+    """The tensor's bits from the parameter's; None if those are no cast of any, or the cast had rounded them."""
+    if dtype == parameter:
+        return bits
+    if (dtype, parameter) in ROUNDED:
+        return None
+    back: Bits
+    if dtype == "BF16":
+        back = (bits >> np.uint32(16)).astype(np.uint16)
+    else:
+        back = round_to("F16", bits.view(np.float32))
+        nan = (bits & np.uint32(0x7FFFFFFF)) > 0x7F800000  # rounding makes all of them one
+        back[nan] = bits[nan] >> 16 & 0x8000 | 0x7C00 | bits[nan] >> 13 & 0x3FF
+    return back if np.array_equal(cast(back, dtype, parameter), bits) else None
+
+
+# -- what workers hold, put together -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a worker says of a box: its digest, or why there is none."""
+
+    box: Box
+    digest: int | None
+    problem: str | None = None
+    rounded: bool = False
+    """Whether that is because the engine holds it in a narrower dtype."""
+
+    def as_json(self) -> list[object]:
+        return [self.box.as_json(), self.digest, self.problem, self.rounded]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Held:
+        return cls(Box.from_json(value[0]), value[1], value[2], value[3])
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A tensor's digest as all workers together hold it, or what is wrong with that."""
+
+    digest: int | None
+    problem: str | None = None
+    rounded: bool = False
+    """Whether all that is wrong is that the engine rounds it."""
+
+
+def put_together(spec: TensorSpec, held: Iterable[Held]) -> Sum:
+    """Add up boxes: those that several hold must agree, and count once; others must not meet, and all must be there."""
+    distinct: dict[Box, int] = {}
+    for one in held:
+        if not one.box.fits(spec.shape):
+            raise UsageError("a worker speaks of another shape", tensor=spec.name)
+        if one.digest is None:
+            return Sum(None, one.problem or "a worker has no digest of it", one.rounded)
+        if distinct.setdefault(one.box, one.digest) != one.digest:
+            return Sum(None, "copies of the same elements differ")
+    boxes = list(distinct)
+    if not boxes and spec.elements:
+        return Sum(None, "no worker holds it")
+    if any(a.meets(b) for i, a in enumerate(boxes) for b in boxes[:i]):
+        return Sum(None, "workers hold boxes that overlap in part")
+    if sum(box.elements for box in boxes) != spec.elements:
+        return Sum(None, "some elements are held by no worker")
+    return Sum(sum(distinct.values()) % MODULUS)

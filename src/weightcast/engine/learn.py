@@ -1,0 +1,452 @@
+"""Learning a layout: an engine's own loading code runs once on stand-ins, and what it would have written is recorded.
+
+Stand-ins are meta tensors of the checkpoint's shapes, each with a storage of its own. Views of one stay in it, so their
+offset and strides say which elements they are; copies get a storage whose *trace* says so. Every write into the
+engine's memory is suppressed: no bit of the model changes, and no memory of its size is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from weightcast.engine.layout import WIDENED, Box, Layout, Part, Range, can_cast, natural_strides
+from weightcast.format.tensors import TensorSpec, TensorTable
+from weightcast.torch.coordinates import DTYPES
+
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+_log = logging.getLogger("weightcast")
+
+Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
+
+_aten = torch.ops.aten
+_COPIES = {_aten.clone, _aten._to_copy}
+_COMPUTED = "the loader computes with it"
+_NO_BOX = "the loader rearranges it in a way that is no box"
+
+
+def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
+    """Where ``load``, given the tensors of ``table``, would put them in the parameters and buffers of ``model``.
+
+    Nothing is written. A tensor that cannot be followed is in the layout's ``unknown``, with the reason.
+    """
+    following = _Following(model, table)
+    try:
+        with _attached(model), torch.no_grad(), following:
+            load(following.stand_ins())
+    except Exception as error:  # noqa: BLE001 -- whatever the engine's loader raises: then it cannot be followed
+        reason = f"the engine's loader cannot be followed: {type(error).__name__}: {error}"
+        return Layout(table, (), {spec.name: reason for spec in table}, broken=reason)
+    return following.layout()
+
+
+class _ReplacedError(Exception):
+    pass
+
+
+@contextmanager
+def _attached(model: torch.nn.Module) -> Iterator[None]:
+    """Put back what a loader attaches in place of parameters: no operation of torch tells of that. Raises if it did."""
+    slots: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (slot, dict(slot)) for module in model.modules() for slot in (module._parameters, module._buffers)
+    ]
+    tensors = [(one, one.data, _seat(one)) for _, was in slots for one in was.values() if one is not None]
+    replaced = False
+    try:
+        yield
+    finally:
+        for slot, was in slots:
+            if {name: id(one) for name, one in slot.items()} != {name: id(one) for name, one in was.items()}:
+                replaced = True
+                slot.clear()
+                slot.update(was)
+        for tensor, data, seat in tensors:
+            if _seat(tensor) != seat:
+                replaced = True
+                tensor.data = data
+    if replaced:
+        raise _ReplacedError("it puts other tensors in the place of parameters")
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """``count`` elements in a row: ``here`` apart in the copy, ``there`` apart in the stand-in."""
+
+    count: int
+    here: int
+    there: int
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What a storage is made of: elements of one stand-in, or, without ``dims``, something that cannot be followed."""
+
+    names: frozenset[str]
+    dtypes: tuple[torch.dtype, ...] = ()
+    """Those it went through, from the stand-in's to its own."""
+    offset: int = 0
+    dims: tuple[_Dim, ...] | None = None
+    reason: str = _COMPUTED
+    """Why it cannot be followed, if it cannot."""
+
+
+@dataclass(frozen=True)
+class _Write:
+    """Elements of a parameter's storage that the loader writes; without a ``part``, nobody knows what."""
+
+    part: Part | None
+    first: int
+    last: int
+    elements: int
+    box: Box | None
+    """The same in the parameter's own coordinates, where they are one."""
+
+    def meets(self, other: _Write) -> bool:
+        if self.last < other.first or other.last < self.first:
+            return False
+        return self.box is None or other.box is None or self.box.meets(other.box)
+
+
+@dataclass
+class _Memory:
+    """A storage, held so that no other takes its address."""
+
+    storage: torch.UntypedStorage
+    trace: _Trace | None = None
+    parameter: str | None = None
+    itemsize: int = 0
+    grid: tuple[int, ...] = ()
+    """The shape of a parameter's storage, its dimensions in the order they have there."""
+    writes: list[_Write] = field(default_factory=list)
+
+
+@dataclass
+class _Affine:
+    """Elements of a stand-in, as the strides of a view."""
+
+    offset: int
+    strides: list[int] = field(default_factory=list)
+
+
+class _Following(TorchDispatchMode):
+    def __init__(self, model: torch.nn.Module, table: TensorTable):
+        super().__init__()
+        self._unknown: dict[str, str] = {}
+        self._table = table
+        self._memory: dict[int, _Memory] = {}
+        self._parameters = dict(model.named_parameters())
+        tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        for name, tensor in tensors:
+            storage = tensor.untyped_storage()
+            memory = _Memory(storage, None, name, tensor.element_size(), _grid(tensor))
+            self._memory.setdefault(_key(tensor), memory)
+
+    def stand_ins(self) -> Iterable[tuple[str, torch.Tensor]]:
+        for spec in self._table:
+            if spec.dtype not in _TORCH:
+                self._unknown[spec.name] = f"torch has no dtype for {spec.dtype}"
+                continue
+            tensor = torch.empty(spec.shape, dtype=_TORCH[spec.dtype], device="meta")
+            trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (_Dim(spec.elements, 1, 1),))
+            self._memory[_key(tensor)] = _Memory(tensor.untyped_storage(), trace)
+            yield spec.name, tensor
+
+    def layout(self) -> Layout:
+        parts = []
+        for memory in self._memory.values():
+            parts += [write.part for write in memory.writes if write.part is not None]
+            for part in _overwritten(memory.writes):
+                self._unknown.setdefault(part.name, f"the loader writes over it in {part.parameter}")
+        return Layout(self._table, parts, self._unknown, self._uncovered())
+
+    def _uncovered(self) -> dict[str, int]:
+        """Parameters of which the loader leaves elements alone; padding that it fills is written, too."""
+        found = {}
+        for name, tensor in self._parameters.items():
+            writes = self._memory[_key(tensor)].writes
+            written = sum({(one.first, one.last, one.box): one.elements for one in writes}.values())
+            if written < tensor.numel():
+                found[name] = tensor.numel() - written
+        return found
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = _tensors_in((args, kwargs))
+        if func._schema.is_mutable:
+            return self._write(func, args, kwargs, tensors)
+        traces = self._traces(tensors)
+        if func.overloadpacket is _aten._local_scalar_dense and traces:
+            self._give_up(traces, "the loader looks at its value")
+            return _zero(args[0].dtype)
+        if any(tensor.device.type == "meta" for tensor in tensors):
+            args, kwargs = tree_map(_as_meta, args), tree_map(_as_meta, {**kwargs, **_on_meta(kwargs)})
+        result = func(*args, **kwargs)
+        if traces and func.overloadpacket in _COPIES:
+            self._memory[_key(result)] = _Memory(result.untyped_storage(), self._copied(args[0], result))
+        for leaf in _tensors_in(result):
+            trace = _Trace(_names(traces)) if traces else None
+            self._memory.setdefault(_key(leaf), _Memory(leaf.untyped_storage(), trace))
+        return result
+
+    def _trace(self, tensor: torch.Tensor) -> _Trace | None:
+        memory = self._memory.get(_key(tensor))
+        return memory.trace if memory else None
+
+    def _traces(self, tensors: Iterable[torch.Tensor]) -> list[_Trace]:
+        return [trace for trace in map(self._trace, tensors) if trace is not None]
+
+    def _copied(self, source: torch.Tensor, copy: torch.Tensor) -> _Trace:
+        """A copy has a storage of its own: trace its elements, in the order they have there."""
+        trace, affine = self._trace(source), self._affine(source)
+        assert trace is not None
+        if trace.dims is None or source.dtype != trace.dtypes[-1]:
+            return _Trace(trace.names, reason=trace.reason)
+        if affine is None:
+            return _Trace(trace.names, reason=_NO_BOX)
+        steps = copy.stride()
+        order = sorted(range(copy.ndim), key=lambda axis: -steps[axis])
+        dims = [_Dim(copy.shape[k], steps[k], affine.strides[k]) for k in order if copy.shape[k] != 1]
+        return _Trace(trace.names, (*trace.dtypes, copy.dtype), affine.offset, _merged(dims))
+
+    def _write(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        targets = list(_mutated(func, args, kwargs))
+        homes = [self._memory.get(_key(target)) for target in targets]
+        written = {id(target) for target, home in zip(targets, homes, strict=True) if _is_engines(home)}
+        traces = self._traces(tensor for tensor in tensors if id(tensor) not in written)
+        if not written and not traces:
+            return func(*args, **kwargs)  # between tensors that the loader made for itself
+        for target, home in zip(targets, homes, strict=True):
+            if home is not None and home.parameter is None:
+                home.trace = _Trace(_names(traces))
+                continue
+            if not target.numel():
+                continue
+            if func.overloadpacket is _aten.copy_:
+                _refuse_other_shape(target, args[1])
+            part: Part | str = f"the loader writes with {func.overloadpacket.__name__}"
+            if func.overloadpacket is _aten.copy_ and traces and home is not None:
+                part = self._part(target, args[1], home)
+            if isinstance(part, str):
+                self._give_up(traces, part)
+            if home is not None:
+                home.writes.append(_written(target, home, None if isinstance(part, str) else part))
+                home.trace = _Trace(_names([*traces, *self._traces([target])])) if traces else home.trace
+        return _returned(func, targets)
+
+    def _part(self, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> Part | str:
+        """What a copy puts into a parameter, or why that cannot be said."""
+        trace, affine = self._trace(source), self._affine(source)
+        assert trace is not None
+        assert home.parameter is not None
+        if trace.dims is None:
+            return trace.reason
+        (name,) = trace.names
+        spec = self._table[name]
+        if affine is None or source.shape != target.shape or not _is_plain(target, home.itemsize):
+            return _NO_BOX
+        dtype = _dtype(spec, trace.dtypes, source.dtype, target.dtype)
+        if dtype is None:
+            return f"the loader casts it from {spec.dtype} to {DTYPES.get(target.dtype, target.dtype)}"
+        loops = zip(target.shape, affine.strides, target.stride(), strict=True)
+        boxed = _boxed(spec.shape, affine.offset, loops)
+        if boxed is None:
+            return _NO_BOX
+        return Part(name, boxed[0], home.parameter, dtype, int(target.storage_offset()), boxed[1])
+
+    def _give_up(self, traces: Sequence[_Trace], reason: str) -> None:
+        for name in _names(traces):
+            self._unknown.setdefault(name, reason)
+
+    def _affine(self, tensor: torch.Tensor) -> _Affine | None:
+        """The elements of a stand-in that a view shows; None if strides cannot say it."""
+        trace = self._trace(tensor)
+        assert trace is not None
+        if trace.dims is None or not _is_plain(tensor, trace.dtypes[-1].itemsize):
+            return None
+        if not tensor.numel():
+            return _Affine(0, [0] * tensor.ndim)
+        at, rest = [], tensor.storage_offset()
+        for dim in trace.dims:
+            at.append(rest // dim.here)
+            rest -= at[-1] * dim.here
+        affine = _Affine(trace.offset + sum(i * dim.there for i, dim in zip(at, trace.dims, strict=True)))
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            if size == 1:
+                affine.strides.append(0)
+                continue
+            k = next((k for k, dim in enumerate(trace.dims) if stride and stride % dim.here == 0), None)
+            if k is None:
+                return None
+            many = stride // trace.dims[k].here
+            at[k] += many * (size - 1)
+            if at[k] >= trace.dims[k].count:
+                return None
+            affine.strides.append(many * trace.dims[k].there)
+        return affine
+
+
+# -- elements ----------------------------------------------------------------------------------------------------------
+
+
+def _merged(dims: Sequence[_Dim]) -> tuple[_Dim, ...]:
+    merged: list[_Dim] = []
+    for dim in dims:
+        last = merged[-1] if merged else None
+        if last and last.here == dim.count * dim.here and last.there == dim.count * dim.there:
+            merged[-1] = _Dim(last.count * dim.count, dim.here, dim.there)
+        else:
+            merged.append(dim)
+    return tuple(merged) or (_Dim(1, 1, 1),)
+
+
+def _boxed(
+    shape: Sequence[int], offset: int, loops: Iterable[tuple[int, int, int]]
+) -> tuple[Box, tuple[int, ...]] | None:
+    """Some elements of a contiguous tensor as a box, with the step along each dimension on another side.
+
+    A loop is a count, the step in the tensor, and the step on the other side. None if the elements are no box.
+    """
+    natural = natural_strides(shape)
+    ranges, strides = [], [0] * len(natural)
+    for width in natural:
+        ranges.append(Range(offset // width, 1))
+        offset %= width
+    # From the innermost out: a loop that runs over the end of a dimension goes on in the one before.
+    left = sorted((loop for loop in loops if loop[0] != 1), key=lambda loop: -loop[1])
+    while left:
+        count, there, here = left.pop()
+        axis = next((k for k, width in enumerate(natural) if shape[k] > 1 and there and there % width == 0), None)
+        if axis is None:
+            return None
+        start, step, full = ranges[axis].start, there // natural[axis], shape[axis]
+        if ranges[axis].count > 1:  # a second loop over this dimension goes on where the first ends, on both sides
+            one = ranges[axis]
+            if step != one.count * one.step or here != one.count * strides[axis]:
+                return None
+            count, step, here = one.count * count, one.step, strides[axis]
+        if start + (count - 1) * step >= full:
+            if start >= step or full % step or count % (full // step):
+                return None
+            fitting = full // step
+            left.append((count // fitting, natural[axis] * full, here * fitting))
+            count = fitting
+        if count > 1:
+            ranges[axis], strides[axis] = Range(start, count, step), here
+    return Box(tuple(ranges)), tuple(strides)
+
+
+def _grid(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a tensor that fills its storage, in the order of its memory; else that of a flat one."""
+    dims = sorted(
+        ((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1), reverse=True
+    )
+    shape = tuple(size for _, size in dims)
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if tensor.numel() == elements and [step for step, _ in dims] == natural_strides(shape):
+        return shape
+    return (elements,)
+
+
+def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> _Write:
+    if target.element_size() != home.itemsize:
+        return _Write(part, 0, home.storage.nbytes(), target.nbytes // home.itemsize, None)
+    first = int(target.storage_offset())
+    loops = list(zip(target.shape, target.stride(), target.stride(), strict=True))
+    boxed = _boxed(home.grid, first, loops)
+    last = first + sum((size - 1) * step for size, step, _ in loops)
+    return _Write(part, first, last, target.numel(), boxed and boxed[0])
+
+
+def _overwritten(writes: Sequence[_Write]) -> Iterator[Part]:
+    """Parts that something else is written over later."""
+    ordered = sorted(enumerate(writes), key=lambda one: one[1].first)
+    open_: list[tuple[int, _Write]] = []
+    for when, write in ordered:
+        open_ = [other for other in open_ if other[1].last >= write.first]
+        for then, other in open_:
+            earlier, later = (other, write) if then < when else (write, other)
+            if earlier.part is not None and earlier.part != later.part and earlier.meets(later):
+                yield earlier.part
+        open_.append((when, write))
+
+
+def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, target: torch.dtype) -> str | None:
+    """The dtype in which a parameter has a tensor's values after all casts; None if those are not one we know."""
+    if source != path[-1]:  # shown as another dtype: bits are copied, if they are
+        return spec.dtype if source == target and set(path) == {path[0]} else None
+    last = DTYPES.get(target, "")
+    through = [DTYPES.get(one, "") for one in path]
+    known = can_cast(spec.dtype, last) and all(
+        one in (spec.dtype, last) or (spec.dtype, one) in WIDENED for one in through
+    )
+    return last if known else None
+
+
+# -- torch -------------------------------------------------------------------------------------------------------------
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _seat(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What of a tensor changes when another is put in its place."""
+    return _key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _is_plain(tensor: torch.Tensor, itemsize: int) -> bool:
+    """Whether offset and strides count elements of its storage, and those are its values."""
+    return tensor.element_size() == itemsize and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _is_engines(memory: _Memory | None) -> bool:
+    """What the loader did not make itself is the engine's, whether we know it or not."""
+    return memory is None or memory.parameter is not None
+
+
+def _names(traces: Iterable[_Trace]) -> frozenset[str]:
+    return frozenset().union(*(trace.names for trace in traces))
+
+
+def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.is_write:
+            yield from _tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+def _refuse_other_shape(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Raise as the write would have, had it not been suppressed."""
+    try:
+        torch.broadcast_to(source, target.shape)
+    except RuntimeError:
+        raise ValueError(f"a tensor of {list(source.shape)} does not fit into {list(target.shape)}") from None
+
+
+def _returned(func: Any, targets: Sequence[torch.Tensor]) -> Any:
+    returns = len(func._schema.returns)
+    return None if not returns else targets[0] if returns == 1 else tuple(targets)
+
+
+def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if "device" in kwargs else {}
+
+
+def _as_meta(leaf: Any) -> Any:
+    return leaf.to("meta") if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta" else leaf
+
+
+def _zero(dtype: torch.dtype) -> Any:
+    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0

@@ -1,0 +1,102 @@
+"""Parameters that an engine repacks for its kernels: the same elements in another order, block by block.
+
+What a packing does is seen by having the engine pack *numbers*: places instead of weights. Most packings split rows or
+columns into groups; then every n-th row and column still lies evenly, and a part becomes a few parts with steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from weightcast.engine.layout import Box, Layout, Part, Range
+
+_GROUPS = (1, 2, 4, 8, 16, 32, 64)
+_MOST = 128
+"""Parts that one may become."""
+Places = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Of each matrix of a stack: an element lies where ``first`` says for its place in a group, and some steps on."""
+
+    shape: tuple[int, int]
+    groups: tuple[int, int]
+    first: Places
+    steps: tuple[int, int]
+    """From a row, or a column, to the next of its group."""
+
+    def through(self, part: Part) -> list[Part] | None:
+        """Where a part is that would be in the unpacked stack; None if it lies there otherwise than in rows."""
+        rows, columns = self.shape
+        size = rows * columns
+        lying = [stride if one.count > 1 else 0 for one, stride in zip(part.box.ranges, part.strides, strict=True)]
+        if len(lying) < 2 or lying[-2] not in (0, columns) or lying[-1] not in (0, 1):
+            return None
+        if any(stride % size for stride in lying[:-2]):
+            return None
+        matrix, inside = divmod(part.offset, size)
+        at = divmod(inside, columns)
+        ranges = part.box.ranges
+        found = []
+        for group in product(range(self.groups[0]), range(self.groups[1])):
+            skipped = [(g - a) % n for g, a, n in zip(group, at, self.groups, strict=True)]
+            counts = [-(-(one.count - i) // n) for one, i, n in zip(ranges[-2:], skipped, self.groups, strict=True)]
+            if min(counts) <= 0:
+                continue
+            tail = tuple(
+                Range(one.start + i * one.step, count, one.step * n)
+                for one, i, count, n in zip(ranges[-2:], skipped, counts, self.groups, strict=True)
+            )
+            hops = [(a + i) // n for a, i, n in zip(at, skipped, self.groups, strict=True)]
+            place = self.first[group] + sum(hop * step for hop, step in zip(hops, self.steps, strict=True))
+            offset = matrix * size + int(place)
+            strides = (*part.strides[:-2], *self.steps)
+            found.append(Part(part.name, Box((*ranges[:-2], *tail)), part.parameter, part.dtype, offset, strides))
+        return found
+
+
+def packing_of(places: Places) -> Packing | None:
+    """What moved the element of each row and column to ``places``; None if nothing so even did."""
+    for rows, columns in sorted(product(_GROUPS, _GROUPS), key=lambda groups: groups[0] * groups[1]):
+        if places.shape[0] % rows or places.shape[1] % columns or rows * columns > _MOST:
+            continue
+        first = places[:rows, :columns]
+        steps = (
+            int(places[rows, 0] - places[0, 0]) if places.shape[0] > rows else 0,
+            int(places[0, columns] - places[0, 0]) if places.shape[1] > columns else 0,
+        )
+        down, across = (np.arange(n) // g * s for n, g, s in zip(places.shape, (rows, columns), steps, strict=True))
+        tiled = np.tile(first, (places.shape[0] // rows, places.shape[1] // columns))
+        if np.array_equal(places, tiled + down[:, None] + across[None, :]):
+            return Packing((places.shape[0], places.shape[1]), (rows, columns), first, steps)
+    return None
+
+
+def probed(shape: tuple[int, int], pack: Callable[[npt.NDArray[np.uint16]], npt.NDArray[np.uint16]]) -> Places | None:
+    """Where ``pack``, which moves 16-bit elements of a matrix, puts each; None if it does not just move them."""
+    numbers = np.arange(shape[0] * shape[1])
+    halves = [pack((numbers >> shift).astype(np.uint16).reshape(shape)).reshape(-1) for shift in (0, 16)]
+    source = halves[0].astype(np.int64) | halves[1].astype(np.int64) << 16
+    if not np.array_equal(np.sort(source), numbers):
+        return None
+    places = np.empty_like(numbers)
+    places[source] = numbers
+    return places.reshape(shape)
+
+
+def repacked(layout: Layout, parameters: Iterable[str], packing: Packing) -> Layout:
+    """A layout as it is once some parameters have been packed."""
+    chosen, parts, unknown = set(parameters), [], dict(layout.unknown)
+    for part in layout:
+        moved = packing.through(part) if part.parameter in chosen else [part]
+        if moved is None:
+            unknown[part.name] = "the engine packs it after loading"
+        else:
+            parts += moved
+    return Layout(layout.table, parts, unknown, layout.uncovered, layout.broken)

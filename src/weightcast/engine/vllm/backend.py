@@ -1,0 +1,159 @@
+"""Our backend in a vLLM worker. Imported by vLLM, in its workers, and only where it was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import vllm
+from vllm._custom_ops import cpu_prepack_moe_weight
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.v1.worker.worker_base import WorkerBase
+
+from weightcast.engine.layout import Layout
+from weightcast.engine.learn import learn
+from weightcast.engine.packing import packing_of, probed, repacked
+from weightcast.engine.vllm.compatibility import keep_plain_weights, refuse_other_vllm
+from weightcast.engine.worker import EngineWorker
+from weightcast.errors import UsageError
+from weightcast.format.tensors import TensorTable
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing has to be said beforehand."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """What `EngineWorker.apply` takes."""
+
+    position: list[Any] | None
+    mirror: dict[str, Any]
+    job: str | None = None
+    reload: list[str] = field(default_factory=list)
+
+
+class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Patches the live parameters of this worker's model in place."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any):
+        refuse_other_vllm(vllm.__version__)
+        refuse_unseen(vllm_config)
+        super().__init__(config, vllm_config, device, model)
+        if device.type == "cpu":
+            keep_plain_weights(model, vllm_config)
+        parallel = self.parallel_config
+        folder, rank, world = self.model_config.model, parallel.rank, parallel.world_size
+        self.worker = EngineWorker(model, self._learn, self._reload, folder, rank, world, self._cannot_reload)
+        WorkerBase.weightcast = _answer
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """There is no connection to make."""
+
+    def start_weight_update(self) -> None:
+        """Nothing is laid open for an update."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":  # a CPU has nothing to wait for, and no accelerator to ask
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        self.worker.apply(update_info.job, update_info.position, update_info.mirror, update_info.reload)
+
+    def finish_weight_update(self) -> None:
+        """All is written when an update returns."""
+
+    def shutdown(self) -> None:
+        self.worker.close()
+
+    def _learn(self, table: TensorTable) -> Layout:
+        layout = learn(self.model, self.model.load_weights, table)
+        return layout if self.device.type != "cpu" else with_packed_experts(layout, self.model)
+
+    def _cannot_reload(self) -> str | None:
+        packed = self.device.type == "cpu" and any(True for _ in packed_experts(self.model))
+        return "on a CPU vLLM packs experts, and its own reload leaves them unpacked" if packed else None
+
+    def _reload(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        initialize_layerwise_reload(self.model)
+        try:
+            self.model.load_weights(weights)
+        finally:  # else the parameters are gone for good
+            finalize_layerwise_reload(self.model, self.model_config)
+
+
+def refuse_unseen(config: Any) -> None:
+    """`UsageError` for what would change parameters, or hold some, where we do not see it."""
+    parallel = config.parallel_config
+    # Each core of a dense model is told that it is alone; the index, and the most there may be, are left as they were.
+    if max(parallel.data_parallel_size, parallel.elastic_ep_max_dp_size or 1) > 1 or parallel.data_parallel_index > 0:
+        hint = "Start one server for each replica without --data-parallel-size, and an agent for each."
+        raise UsageError("the weightcast backend does not work with data parallelism", hint=hint)
+    if parallel.enable_eplb:
+        hint = "Start vLLM without --enable-eplb: it moves experts to other places while the engine runs."
+        raise UsageError("the weightcast backend does not work with expert load balancing", hint=hint)
+    if config.model_config.enable_sleep_mode:
+        raise UsageError("the weightcast backend does not work with sleep mode", hint="Start vLLM without it.")
+
+
+def _answer(self: Any, request: str) -> dict[str, str]:
+    """`collective_rpc("weightcast", [request])` ends here, as a method of vLLM's worker."""
+    for name in ("reload_weights", "reset_weights"):
+        if name not in vars(self):
+            setattr(self, name, _forgetting(self, getattr(self, name)))
+    answer: dict[str, str] = self.weight_transfer_engine.worker.answer(request)
+    return answer
+
+
+def _forgetting(worker: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of vLLM's worker that changes parameters by itself."""
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        worker.weight_transfer_engine.worker.forget()
+        return method(*args, **kwargs)
+
+    return changed
+
+
+def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, CPUUnquantizedExperts]]:
+    """On a CPU vLLM packs the experts of a mixture behind its loader's back."""
+    for name, module in model.named_modules():
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        experts = getattr(kernel, "fused_experts", None)
+        if isinstance(experts, CPUUnquantizedExperts) and not experts._use_zentorch:
+            yield name, module, experts
+
+
+def with_packed_experts(layout: Layout, model: torch.nn.Module) -> Layout:
+    """Have vLLM pack numbers, and see where they are."""
+    for name, module, experts in packed_experts(model):
+        for parameter in ("w13_weight", "w2_weight"):
+            shape = tuple(getattr(module, parameter).shape[1:])
+            places = probed(shape, partial(_packed, experts.isa))
+            packing = None if places is None else packing_of(places)
+            if packing is not None:
+                layout = repacked(layout, [f"{name}.{parameter}"], packing)
+    return layout
+
+
+def _packed(isa: str, matrix: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+    stack = torch.from_numpy(matrix.view(np.int16)).view(torch.bfloat16)[None]
+    packed: npt.NDArray[np.int16] = cpu_prepack_moe_weight(stack, isa)[0].view(torch.int16).numpy()
+    return packed.view(np.uint16)

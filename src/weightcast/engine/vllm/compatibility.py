@@ -1,0 +1,107 @@
+"""What the backend has to know of vLLM: which releases, and how its CPU kernels keep weights.
+
+    --weight-transfer-config '{"backend": "weightcast"}'
+
+The entry point `weightcast_vllm.register` names the backend in every process of vLLM and touches nothing. All that is
+done to vLLM is done here, by the backend itself, in workers of an engine that chose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from weightcast.engine.learn import learn
+from weightcast.errors import UsageError
+from weightcast.format.tensors import TensorSpec, TensorTable
+from weightcast.torch.coordinates import DTYPES
+
+WORKS_WITH = ("0.32",)
+
+Named = Iterable[tuple[str, torch.Tensor]]
+
+
+def refuse_other_vllm(version: str) -> None:
+    """`UsageError` for a vLLM whose interface we do not know."""
+    if ".".join(version.split(".")[:2]) not in WORKS_WITH:
+        known = ", ".join(f"{one}.x" for one in WORKS_WITH)
+        hint = f"Install vLLM {known}, or a weightcast that knows vLLM {version}."
+        raise UsageError(f"the weightcast backend does not work with vLLM {version}", hint=hint)
+
+
+# -- linear layers on a CPU --------------------------------------------------------------------------------------------
+
+
+def keep_plain_weights(model: torch.nn.Module, config: Any) -> None:
+    """Give linear layers their weights back, which vLLM has packed for its CPU kernels and dropped.
+
+    What it loads from now on in this process it leaves plain. The weights come from where the engine has them from.
+    """
+    from vllm import _custom_ops as ops
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers import utils
+
+    ops._supports_onednn = False
+    utils.check_cpu_sgl_kernel = _never
+    dropped = set()
+    for prefix, module in model.named_modules():
+        if "cpu_linear" in vars(module):
+            module.cpu_linear = _linear
+            if not module.weight.numel():
+                dropped.add(f"{prefix}.weight")
+                _allocate(module)
+    if dropped:
+        with set_current_vllm_config(config):
+            _load_again(model, config, dropped)
+
+
+def _never(*_: object, **__: object) -> bool:
+    return False
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _allocate(module: torch.nn.Module) -> None:
+    """A weight as it was before vLLM packed it, with its loader; the values are not there yet."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
+    from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+
+    was = get_layerwise_info(module).restore_metadata[0]["weight"]
+    del module.weight
+    module.register_parameter("weight", restore_layer_refs(materialize_meta_tensor(was), module))
+    if getattr(module, "bias", None) is not None:  # one of vLLM's kernels has widened it
+        module.bias.data = module.bias.data.to(was.dtype)
+
+
+def _load_again(model: Any, config: Any, parameters: set[str]) -> None:
+    """Load those tensors that go into some parameters, and no others: experts, for one, are packed by now."""
+    from vllm.model_executor.model_loader import get_model_loader
+
+    loader = get_model_loader(config.load_config)
+    if not hasattr(loader, "get_all_weights"):
+        hint = "Start it with the default --load-format."
+        raise UsageError(f"on a CPU the weightcast backend does not work with {type(loader).__name__}", hint=hint)
+
+    def weights() -> Named:
+        found: Named = loader.get_all_weights(config.model_config, model)
+        return found
+
+    table = TensorTable.of(
+        TensorSpec(name, DTYPES.get(one.dtype, str(one.dtype)), tuple(one.shape)) for name, one in weights()
+    )
+    layout = learn(model, model.load_weights, table)
+    if layout.unknown:
+        hint = "Serve this model on a GPU."
+        name = min(layout.unknown)
+        raise UsageError(f"on a CPU this model cannot be followed: {layout.unknown[name]}", tensor=name, hint=hint)
+    names = {part.name for parameter in parameters for part in layout.by_parameter.get(parameter, ())}
+    model.load_weights(_only(names, weights()))
+
+
+def _only(names: set[str], weights: Named) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, tensor) for name, tensor in weights if name in names)

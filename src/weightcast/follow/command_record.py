@@ -1,0 +1,51 @@
+"""For which version the command of `pull --exec` last succeeded: kept beside a mirror's files, safe from a kill.
+
+The record names the channel and the command: a version of another channel, or another command, has not run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weightcast.channel.keys import Position
+from weightcast.channel.records import from_json, position_from_json, position_json, to_json
+from weightcast.disk.checkpoint import MIRROR
+from weightcast.disk.durable import replacing
+from weightcast.errors import FormatError
+from weightcast.follow.mirror import RAN
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that succeeded; ``command`` is the SHA-256 of its text."""
+
+    channel: str
+    command: str
+    position: Position
+
+    @classmethod
+    def of(cls, channel: str, command: str, position: Position) -> Ran:
+        return cls(channel, hashlib.sha256(command.encode("utf-8", "surrogateescape")).hexdigest(), position)
+
+
+def write_ran(folder: Path, ran: Ran) -> None:
+    """Remember it, durably."""
+    fields = {"channel": ran.channel, "command": ran.command, "position": position_json(ran.position)}
+    with replacing(folder / MIRROR / RAN) as file:
+        file.write(to_json("ran", fields))
+
+
+def read_ran(folder: Path) -> Ran | None:
+    """None where none has succeeded yet, or the record makes no sense: then the command is run again."""
+    try:
+        data = (folder / MIRROR / RAN).read_bytes()
+        return from_json(data, "ran", {"channel", "command", "position"}, _ran)
+    except (FileNotFoundError, FormatError):
+        return None
+
+
+def _ran(fields: dict[str, Any]) -> Ran:
+    return Ran(str(fields["channel"]), str(fields["command"]), position_from_json(fields["position"]))

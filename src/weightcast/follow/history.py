@@ -1,0 +1,143 @@
+"""Patches that lead back: made while a mirror folds its log, so that it can return to its last versions by itself.
+
+Each holds the bits that one version overwrote. They are a cache: whatever is missing, damaged or does not lead on from
+where the mirror stands costs a download and nothing else, and what they lead to is proven like any patch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from weightcast.channel.keys import Position
+from weightcast.disk.durable import discard, replacing
+from weightcast.errors import WeightcastError
+from weightcast.follow.redo import Layer, log_name, read_log_name
+from weightcast.format.codec import CODECS
+from weightcast.format.digest import Fingerprint
+from weightcast.format.patch import ModelSize, TensorPatch
+from weightcast.format.patchfile import PatchReader, PatchWriter
+from weightcast.format.safetensors import FileSource
+from weightcast.format.tensors import Bits, TensorTable
+from weightcast.format.workers import ONE
+
+MOST = 16
+"""Versions that a mirror can go back by itself; two folds of a follower."""
+
+_SHARE, _FLOOR = 2, 1 << 24
+"""All of it may be as large as the weights divided by the former, and of a small model as many bytes as the latter."""
+
+
+class History:
+    """The patches that lead back, in a folder; the newest has the highest number."""
+
+    def __init__(self, folder: Path, table: TensorTable):
+        self._folder = folder
+        self._table = table
+        self._limit = max(table.nbytes // _SHARE, _FLOOR)
+
+    def _newest_first(self) -> Iterator[tuple[Path, tuple[int, int]]]:
+        for path in sorted(self._folder.iterdir(), reverse=True) if self._folder.is_dir() else ():
+            step = read_log_name(path.name)
+            if step is not None:
+                yield path, step
+
+    def way(self, start: Position, goal: Position) -> list[Path] | None:
+        """The patches that lead from ``start`` to ``goal``, by what they say of themselves; None if none do."""
+        found, at = [], start
+        for path, (base, result) in self._newest_first():
+            if base != at.version:
+                continue
+            try:
+                with FileSource(path) as source:
+                    header = PatchReader(source).header
+            except WeightcastError:
+                return None
+            if header.base == at.digest:
+                found.append(path)
+                at = Position(result, header.result)
+            if at == goal:
+                return found
+        return None
+
+    def record(self, base: tuple[int, Fingerprint], layers: Sequence[Layer]) -> Undo:
+        """Begin to record what folding ``layers`` overwrites, as far back as there is room for."""
+        self._folder.mkdir(exist_ok=True)
+        kept, nbytes = 0, 0
+        for layer in reversed(layers[-MOST:]):
+            nbytes += layer.path.stat().st_size
+            if nbytes > self._limit or 4 * nbytes > shutil.disk_usage(self._folder).free:
+                break
+            kept += 1
+        starts = [base, *((layer.version, layer.standing) for layer in layers)]
+        return Undo(self._folder, self._next(), starts, layers, kept)
+
+    def _next(self) -> int:
+        newest = next(self._newest_first(), None)
+        return int(newest[0].name[:9]) + 1 if newest else 0
+
+    def trim(self) -> None:
+        """Remove the oldest patches beyond the limits."""
+        nbytes = 0
+        for number, (path, _) in enumerate(self._newest_first()):
+            nbytes += path.stat().st_size
+            if number >= MOST or nbytes > self._limit:
+                discard(path)
+
+    def sweep(self) -> None:
+        """Remove what a kill left half written."""
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if read_log_name(path.name) is None:
+                discard(path)
+
+    def clear(self) -> None:
+        discard(self._folder)
+
+
+class Undo:
+    """One fold's patches that lead back, while they are made. Nothing is left of it unless `finish` is called."""
+
+    def __init__(
+        self, folder: Path, number: int, starts: Sequence[tuple[int, Fingerprint]], layers: Sequence[Layer], kept: int
+    ):
+        self._folder, self._number = folder, number
+        self._starts, self._layers = starts, layers
+        self._first = len(layers) - kept
+        """The first layer that is recorded: only an unbroken way back is of use."""
+        with ExitStack() as opening:
+            self._writers = [opening.enter_context(PatchWriter("plain", folder)) for _ in layers[self._first :]]
+            self._close = opening.pop_all().close
+
+    def apply(self, name: str, bits: Bits) -> Bits:
+        """One tensor with all layers applied; what they overwrite is recorded. To be called in the table's order."""
+        for number, layer in enumerate(self._layers):
+            row = layer.row(name)
+            if row is None:
+                continue
+            coded = layer.reader.coded(row)
+            # Places are taken as listed: whether the bits are right is told by the digest of what comes out.
+            patch = CODECS["plain"].decode(coded, None if "indices" in coded.streams else bits, ONE)
+            old = bits[patch.indices]
+            patch.scatter(bits)
+            if number >= self._first:
+                before = self._starts[number][1][name]
+                back = TensorPatch(patch.spec, patch.indices, old, patch.new, before)
+                self._writers[number - self._first].add(CODECS["plain"].encode(back, bits, ONE))
+        return bits
+
+    def finish(self) -> None:
+        """Write the patches, durably."""
+        for offset, writer in enumerate(self._writers):
+            number = self._first + offset
+            (older, before), (newer, after) = self._starts[number : number + 2]
+            with replacing(self._folder / log_name(self._number + offset, newer, older)) as file:
+                writer.finish(file, after.position, before.position, ModelSize.of(before.table))
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()

@@ -1,0 +1,190 @@
+"""Whoever holds weights and takes staged patches: arrays in memory here, a mirror on disk in `mirror`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from weightcast.channel.keys import Position
+from weightcast.disk.checkpoint import Checkpoint
+from weightcast.disk.durable import scratch
+from weightcast.disk.staged import scatter_into
+from weightcast.errors import UsageError, WeightcastError
+from weightcast.format.digest import Fingerprint, fingerprint
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
+from weightcast.format.tensors import Target, Weights, refuse_other_bits
+from weightcast.format.workers import ONE, Workers
+
+
+@dataclass(frozen=True)
+class StagedPatch:
+    """A proven patch as a `plain` file, and where it leads."""
+
+    position: Position
+    path: Path
+
+
+@dataclass(frozen=True)
+class Staged:
+    """All that must be written to bring a holder to ``position``: perhaps a whole checkpoint, then some patches."""
+
+    start: Position | None
+    """Where the holder stood; what was staged leads on from there only."""
+    position: Position
+    standing: Fingerprint
+    anchor: Position | None
+    anchor_digests: tuple[int, ...] | None
+    folder: Path | None
+    """Of the anchor's files, each of them durable."""
+    patches: tuple[StagedPatch, ...]
+    nbytes: int
+    """Fetched for it."""
+    short_of: Position | None = None
+    """The version that was wanted, if no intact route leads there and this is the newest before it."""
+    reason: WeightcastError | None = None
+    """Why ``short_of`` cannot be reached."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the files are: what is staged next takes their place."""
+        folder = () if self.folder is None else (self.folder,)
+        return all(path.exists() for path in (*folder, *(patch.path for patch in self.patches)))
+
+
+class Holder(Protocol):
+    """Weights at some position, and a place on disk to prepare what comes next."""
+
+    @property
+    def workshop(self) -> Path: ...
+
+    @property
+    def version(self) -> int | None:
+        """The version it stands at, if it knows."""
+        ...
+
+    @property
+    def standing(self) -> Fingerprint | None:
+        """What it holds, as it remembers; None if it holds nothing, or is in doubt after a failure: `examine` it."""
+        ...
+
+    @property
+    def weights(self) -> Weights | None: ...
+
+    def locate(self, version: int | None) -> None:
+        """Be told which version this is; None if no version of the channel has these bits."""
+        ...
+
+    def examine(self) -> bool:
+        """Read all bits again; False if they are not what was remembered (then `standing` is what they are)."""
+        ...
+
+    def glance(self) -> None:
+        """Notice what somebody else did to what is held, as far as that costs nothing, and `examine` it then."""
+        ...
+
+    def take(self, staged: Staged) -> None:
+        """Hold what was staged. Doing it again after an interruption completes it."""
+        ...
+
+    def way_back(self, goal: Position) -> Staged | None:
+        """Stage the way back to an older version without any download; None if that cannot be done."""
+        ...
+
+    def fold(self, wait: bool = True, patience: float | None = None) -> bool:
+        """Bring what others read up to what is held, if that lags behind; False if others prevent it.
+
+        `BusyError` where they are to be waited for and take longer than ``patience`` seconds.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def position_of(holder: Holder) -> Position | None:
+    """Where a holder stands, if it is a version that it knows."""
+    version, standing = holder.version, holder.standing
+    return Position(version, standing.position) if version is not None and standing else None
+
+
+class MemoryHolder:
+    """A target in memory. Its patches wait in a temporary folder; `take` does nothing but write them into it."""
+
+    def __init__(self, target: Target, workers: Workers = ONE):
+        if not isinstance(target, Target):
+            hint = "Pass wc.Arrays, or the path of a folder for a mirror on disk."
+            raise UsageError(f"a {type(target).__name__} cannot take patches", hint=hint)
+        for spec in target.table:
+            refuse_other_bits(spec, target.read(spec.name))
+        self._target = target
+        self._workers = workers
+        self.version: int | None = None
+        self.standing: Fingerprint | None = fingerprint(target, workers)
+        self._folder = ExitStack()
+        self.workshop = self._folder.enter_context(scratch())
+
+    @property
+    def weights(self) -> Weights | None:
+        return self._target
+
+    def locate(self, version: int | None) -> None:
+        self.version = version
+
+    def examine(self) -> bool:
+        remembered, self.standing = self.standing, fingerprint(self._target, self._workers)
+        if remembered == self.standing:
+            return True
+        self.version = None
+        return False
+
+    def glance(self) -> None:
+        """Memory does not tell who wrote to it."""
+
+    def take(self, staged: Staged) -> None:
+        with Layers([patch.path for patch in staged.patches]) as layers, ExitStack() as opened:
+            # Until the last bit is written nothing is known of the whole.
+            self.version = self.standing = None
+            if staged.folder is not None:
+                anchor = opened.enter_context(Checkpoint(staged.folder))
+                for spec in anchor.table:
+                    self._target.write(spec.name, anchor.read(spec.name))
+            for layer in layers.readers:
+                scatter_into(self._target, layer)
+        self.standing, self.version = staged.standing, staged.position.version
+        for patch in staged.patches:
+            patch.path.unlink()
+        if staged.folder is not None:
+            shutil.rmtree(staged.folder)
+
+    def way_back(self, goal: Position) -> Staged | None:
+        return None
+
+    def fold(self, wait: bool = True, patience: float | None = None) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._folder.close()
+
+
+class Layers:
+    """Staged patches, opened."""
+
+    def __init__(self, paths: Sequence[Path]):
+        with ExitStack() as opening:
+            sources = [opening.enter_context(FileSource(path)) for path in paths]
+            self.readers = [PatchReader(source) for source in sources]
+            self._close = opening.pop_all().close
+
+    def __enter__(self) -> Layers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._close()

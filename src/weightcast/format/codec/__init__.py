@@ -1,0 +1,21 @@
+"""Codecs: a tensor's patch as streams of bytes and back, by name."""
+
+from collections.abc import Mapping
+
+from weightcast.errors import UsageError
+from weightcast.format.codec.banded import BANDED
+from weightcast.format.codec.coded import Codec, Coded
+from weightcast.format.codec.gap import GAP
+from weightcast.format.codec.plain import PLAIN
+
+CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (PLAIN, GAP, BANDED)}
+
+
+def check_codec(name: str) -> str:
+    """The name of a codec; `UsageError` for anything else."""
+    if name not in CODECS:
+        raise UsageError(f"there is no codec {name!r}", hint=f"Take one of {', '.join(map(repr, CODECS))}.")
+    return name
+
+
+__all__ = ["CODECS", "Codec", "Coded", "check_codec"]

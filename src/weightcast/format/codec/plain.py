@@ -1,0 +1,57 @@
+"""`plain`: indices and absolute values, for any safetensors reader (SPEC 5.3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weightcast.errors import FormatError, UsageError
+from weightcast.format.codec.coded import Codec, Coded
+from weightcast.format.codec.ranks import Ranks
+from weightcast.format.kernels import cpu
+from weightcast.format.patch import TensorPatch
+from weightcast.format.tensors import Bits
+from weightcast.format.workers import Workers
+
+
+def encode(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Coded:
+    """Indices and values; the whole tensor where that is smaller and can be had."""
+    spec = patch.spec
+    index = np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
+    streams: dict[str, np.ndarray] = {"indices": patch.indices.astype(index), "values": patch.new}
+    if patch.changed * (index.itemsize + patch.new.itemsize) > spec.nbytes:
+        if patch.changed == spec.elements:
+            streams = {"values": patch.new}
+        elif old is not None and not isinstance(old, Ranks):
+            whole = old.copy()
+            patch.scatter(whole)
+            streams = {"values": whole}
+    return Coded(spec, patch.changed, patch.digest, streams)
+
+
+def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
+    """Check the places and take the values as they are."""
+    spec = coded.spec
+    values = coded.streams["values"]
+    if "indices" in coded.streams:
+        indices = coded.streams["indices"].astype(np.int64)
+        if indices.size and (indices[0] < 0 or indices[-1] >= spec.elements or (indices[1:] <= indices[:-1]).any()):
+            raise FormatError("indices are out of range, unsorted or repeated", tensor=spec.name)
+        was = None
+        if old is not None:
+            was = np.empty(indices.size, old.dtype)
+            cpu.gather(old, indices, 0, was)
+            if (was == values).any():
+                raise FormatError("an element is listed that does not change", tensor=spec.name)
+    elif old is None:
+        if coded.changed != spec.elements:
+            hint = "Pass the weights it was made from as `old`."
+            raise UsageError("only the old weights tell what changed here", tensor=spec.name, hint=hint)
+        indices, was = np.arange(spec.elements, dtype=np.int64), None
+    else:
+        indices, was, now = np.empty(spec.elements, np.int64), np.empty_like(old), np.empty_like(old)
+        n = cpu.changes(old, values, 0, indices, was, now)
+        indices, was, values = indices[:n].copy(), was[:n].copy(), now[:n].copy()
+    return TensorPatch(spec, indices, values, was, coded.digest)
+
+
+PLAIN = Codec("plain", encode=encode, decode=decode)

@@ -1,0 +1,79 @@
+"""What changed: between two states of the weights, or since a detector last looked at weights that training changes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weightcast.errors import UsageError
+from weightcast.format.digest import MODULUS, Fingerprint, fingerprint
+from weightcast.format.kernels import cpu
+from weightcast.format.patch import ModelSize, Patch, TensorPatch
+from weightcast.format.tensors import Bits, TensorSpec, TensorTable, Weights, elements_of, refuse_other_bits
+from weightcast.format.workers import ONE, Workers
+
+_SPAN = 1 << 20
+
+
+def diff_tensor(spec: TensorSpec, old: Bits, new: Bits, base_digest: int, workers: Workers = ONE) -> TensorPatch:
+    """Compare two states of one tensor bit by bit; ``base_digest`` is the old one's."""
+    for bits in (old, new):
+        refuse_other_bits(spec, bits)
+
+    def part(first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        before, after = old[first : first + _SPAN], new[first : first + _SPAN]
+        # Room for every element: pages that are never written are never allocated.
+        indices = np.empty(before.size, np.int64)
+        was, now = np.empty_like(before), np.empty_like(after)
+        n = cpu.changes(before, after, first, indices, was, now)
+        found = indices[:n].copy(), was[:n].copy(), now[:n].copy()
+        return *found, int(cpu.digest_change(*found))
+
+    parts = workers.map(part, range(0, old.size, _SPAN)) or [part(0)]
+    indices, was, now = (np.concatenate([piece[i] for piece in parts]) for i in range(3))
+    digest = (base_digest + sum(piece[3] for piece in parts)) % MODULUS
+    return TensorPatch(spec, indices, now, was, digest)
+
+
+def diff(old: Weights, new: Weights, standing: Fingerprint | None = None, workers: Workers = ONE) -> Patch:
+    """The patch from ``old`` to ``new``; ``standing`` is where ``old`` stands, if that is known already."""
+    refuse_other_table(old.table, new.table)
+    standing = standing or fingerprint(old, workers)
+
+    def one(spec: TensorSpec) -> TensorPatch:
+        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), standing[spec.name], workers)
+
+    tensors = tuple(workers.stream(one, old.table, elements_of))
+    reached = Fingerprint(old.table, tuple(tensor.digest for tensor in tensors))
+    changed = tuple(tensor for tensor in tensors if tensor.changed)
+    return Patch(standing.position, reached.position, ModelSize.of(old.table), changed)
+
+
+def anchor(weights: Weights, workers: Workers = ONE) -> Patch:
+    """All of ``weights`` as a patch without a base."""
+    standing = fingerprint(weights, workers)
+    tensors = tuple(
+        TensorPatch(spec, np.arange(spec.elements), weights.read(spec.name), None, standing[spec.name])
+        for spec in weights.table
+        if spec.elements
+    )
+    return Patch(None, standing.position, ModelSize.of(weights.table), tensors)
+
+
+def refuse_other_table(old: TensorTable, new: TensorTable) -> None:
+    """`UsageError` that names the first tensor in which two tables differ."""
+    if old == new:
+        return
+    specs_old, specs_new = ({spec.name: spec for spec in table} for table in (old, new))
+    for name in sorted(specs_old.keys() | specs_new.keys()):
+        a, b = specs_old.get(name), specs_new.get(name)
+        if a == b:
+            continue
+        what = (
+            f"is {a.dtype} {list(a.shape)} on one side and {b.dtype} {list(b.shape)} on the other"
+            if a and b
+            else "is on one side only"
+        )
+        raise UsageError(
+            f"a tensor {what}", tensor=name, hint="A patch needs the same names, dtypes and shapes on both sides."
+        )
+    raise UsageError("the two sides have different aliases of tied tensors")

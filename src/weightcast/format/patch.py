@@ -1,0 +1,198 @@
+"""Patches: which elements get which bits, and from where to where that leads (SPEC 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from weightcast.errors import BaseError, ResultError, UsageError
+from weightcast.format.digest import MODULUS, Fingerprint, tensor_digest
+from weightcast.format.kernels import cpu
+from weightcast.format.tensors import Bits, Target, TensorSpec, TensorTable, refuse_other_bits
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPatch:
+    """Overwrites of one tensor: sorted flat ``indices``, their ``new`` bits and, where known, the ``old`` ones."""
+
+    spec: TensorSpec
+    indices: Indices
+    new: Bits
+    old: Bits | None
+    digest: int
+    """Of the whole tensor after the overwrites."""
+
+    @property
+    def changed(self) -> int:
+        return int(self.indices.size)
+
+    def digest_change(self) -> int:
+        """What the overwrites add to the tensor's digest."""
+        if self.old is None:
+            raise UsageError("the old bits are not known", tensor=self.spec.name, hint="Decode it against the base.")
+        return int(cpu.digest_change(self.indices, self.old, self.new))
+
+    def scatter(self, bits: Bits) -> None:
+        """Write the new bits; doing it again changes nothing."""
+        cpu.scatter(bits, self.indices, self.new)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorPatch):
+            return NotImplemented
+        return (
+            (self.spec, self.digest) == (other.spec, other.digest)
+            and np.array_equal(self.indices, other.indices)
+            and np.array_equal(self.new, other.new)
+            and (self.old is None or other.old is None or np.array_equal(self.old, other.old))
+        )
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """How large the whole model is that a patch belongs to."""
+
+    tensors: int
+    elements: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, table: TensorTable) -> ModelSize:
+        return cls(len(table), table.elements, table.nbytes)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Overwrites that lead from position ``base`` to position ``result``; without a base, from nothing at all."""
+
+    base: str | None
+    result: str
+    model: ModelSize
+    tensors: tuple[TensorPatch, ...]
+    """Changed tensors only, in the order of the table."""
+
+    @property
+    def changed(self) -> int:
+        return sum(tensor.changed for tensor in self.tensors)
+
+    def apply(self, target: Target, standing: Fingerprint) -> Fingerprint:
+        """Prove, then overwrite the ``target``; returns where it stands now.
+
+        ``standing`` is where it stands before, as the caller knows it: from `fingerprint`, or from the last `apply`.
+        A target at the result already is left as it is.
+        """
+        if not isinstance(target, Target):
+            hint = "For checkpoints on disk there is apply_in_place."
+            raise UsageError(f"a {type(target).__name__} cannot be overwritten in memory", hint=hint)
+        if target.table != standing.table:
+            raise UsageError("the target is not the weights whose standing was given")
+        if standing.position == self.result:
+            return standing
+        reached = advance(standing, self)
+        for tensor in self.tensors:
+            bits = target.read(tensor.spec.name)
+            refuse_other_bits(tensor.spec, bits)
+            if not bits.flags.writeable:
+                raise UsageError("the array is read-only", tensor=tensor.spec.name, hint="Pass a copy of it.")
+        for tensor in self.tensors:
+            target.overwrite(tensor.spec.name, tensor.indices, tensor.new)
+        return reached
+
+
+def advance(standing: Fingerprint, patch: Patch) -> Fingerprint:
+    """Where ``patch`` leads from ``standing``, proven from its bits; raises before anything is touched."""
+    start = departure(standing, patch.base, {tensor.spec.name for tensor in patch.tensors})
+    digests = list(start.digests)
+    for tensor in patch.tensors:
+        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, patch.base, tensor)
+    reached = Fingerprint(standing.table, tuple(digests))
+    prove_result(reached, patch.result)
+    return reached
+
+
+def prove_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> int:
+    """The tensor's digest after its patch, computed from the bits; `ResultError` if the patch states another."""
+    name = tensor.spec.name
+    refuse_other_tensor(start.table, tensor.spec)
+    found = tensor_digest(tensor.new) if base is None else (start[name] + tensor.digest_change()) % MODULUS
+    if found != tensor.digest:
+        raise ResultError(
+            "the patch does not lead to the tensor digest it states",
+            expected=f"{tensor.digest:016x}",
+            found=f"{found:016x}",
+            tensor=name,
+            hint="The patch is damaged: fetch or make it again.",
+        )
+    return found
+
+
+def prove_result(reached: Fingerprint, result: str) -> None:
+    """`ResultError` unless the weights stand where the patch says it leads."""
+    if reached.position != result:
+        raise ResultError(
+            f"the patch leads to {reached.position[:12]}, not to {result[:12]} as it states",
+            expected=result,
+            found=reached.position,
+            hint="The patch is damaged: fetch or make it again.",
+        )
+
+
+def refuse_other_tensor(table: TensorTable, spec: TensorSpec) -> None:
+    """`UsageError` unless the weights have this very tensor."""
+    if spec.name not in table or table[spec.name] != spec:
+        raise UsageError(
+            "the patch has a tensor that the weights have not, or of another dtype or shape",
+            tensor=spec.name,
+            hint="It was made for another model.",
+        )
+
+
+def departure(standing: Fingerprint, base: str | None, names: Collection[str]) -> Fingerprint:
+    """What a patch of tensors ``names`` adds its digests to; `BaseError` if the weights are not at its ``base``.
+
+    Without a base a patch brings every element, and its digests add to nothing.
+    """
+    if base is None:
+        for spec in standing.table:
+            if spec.elements and spec.name not in names:
+                raise UsageError("a patch without a base leaves a tensor out", tensor=spec.name)
+        return Fingerprint(standing.table, (0,) * len(standing.table))
+    if standing.position != base:
+        raise BaseError(
+            f"the weights stand at {standing.position[:12]}, the patch begins at {base[:12]}",
+            expected=base,
+            found=standing.position,
+            hint="Apply the patches that lead there first, or take a patch made from these weights.",
+        )
+    return standing
+
+
+def compose(first: Patch, second: Patch) -> Patch:
+    """One patch that does what both do in turn: the first old bits, the last new ones; what returned is forgotten."""
+    if first.result != second.base:
+        raise UsageError(f"the first patch ends at {first.result[:12]}, the second begins at {str(second.base)[:12]}")
+    merged = {tensor.spec.name: tensor for tensor in first.tensors}
+    for tensor in second.tensors:
+        before = merged.get(tensor.spec.name)
+        merged[tensor.spec.name] = tensor if before is None else _compose_tensor(before, tensor)
+    in_order = sorted(merged.values(), key=lambda tensor: tensor.spec.name.encode())
+    return replace(second, base=first.base, tensors=tuple(tensor for tensor in in_order if tensor.changed))
+
+
+def _compose_tensor(first: TensorPatch, second: TensorPatch) -> TensorPatch:
+    indices = np.union1d(first.indices, second.indices)
+    at_first, at_second = (np.searchsorted(indices, patch.indices) for patch in (first, second))
+    new = np.empty(indices.size, first.new.dtype)
+    new[at_first] = first.new
+    new[at_second] = second.new
+    if first.old is None or second.old is None:
+        return TensorPatch(first.spec, indices, new, None, second.digest)
+    old = np.empty_like(new)
+    old[at_second] = second.old
+    old[at_first] = first.old
+    kept = old != new
+    return TensorPatch(first.spec, indices[kept], new[kept], old[kept], second.digest)

@@ -1,0 +1,353 @@
+"""Patch ↔ safetensors bytes: the table, the streams, and every check on input (SPEC 5)."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfileobj
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+from weightcast.errors import FormatError, UsageError, VersionError, about
+from weightcast.format.codec import CODECS, Coded
+from weightcast.format.codec.ranks import Ranks
+from weightcast.format.kernels import cpu
+from weightcast.format.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
+from weightcast.format.safetensors import (
+    BytesSource,
+    Container,
+    Entry,
+    Source,
+    header_bytes,
+    open_container,
+    parse_json,
+)
+from weightcast.format.table import Row, pack_rows, unpack_rows
+from weightcast.format.tensors import Bits, TensorSpec, Weights, refuse_other_bits
+from weightcast.format.workers import ONE, Workers
+
+FORMAT = 1
+METADATA_KEY = "weightcast"
+DIGESTS, BLOCKS, TABLE = "weightcast.digests", "weightcast.blocks", "weightcast.table"
+
+
+@dataclass(frozen=True)
+class PatchHeader:
+    """What a patch says of itself."""
+
+    codec: str
+    base: str | None
+    result: str
+    model: ModelSize
+
+
+# -- write -----------------------------------------------------------------------------------------------------------
+
+
+class PatchWriter:
+    """Collects coded tensors in table order, in memory or in a folder, then writes the file in one go."""
+
+    def __init__(self, codec: str, spool_folder: Path | None = None):
+        if codec not in CODECS:
+            raise UsageError(f"there is no codec {codec!r}", hint=f"Take one of {', '.join(CODECS)}.")
+        self.codec = CODECS[codec]
+        self._rows: list[Row] = []
+        self._entries: dict[int, list[tuple[str, str, tuple[int, ...], int]]] = {8: [], 4: [], 2: [], 1: []}
+        self._block_bytes = 0
+        with ExitStack() as opening:
+            self._spools: dict[int, IO[bytes]] = {
+                size: opening.enter_context(_spool(spool_folder)) for size in self._entries
+            }
+            self._close = opening.pop_all().close
+
+    def __enter__(self) -> PatchWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+    def add(self, coded: Coded) -> None:
+        """Take the next changed tensor."""
+        self._rows.append(Row(coded.spec, coded.changed, coded.digest, coded.blocks))
+        for stream, data in coded.streams.items():
+            if stream == "blocks":
+                self._spools[1].write(data.tobytes())
+                self._block_bytes += data.nbytes
+            else:
+                name = f"{coded.spec.name}.{stream}"
+                self._append(name, *_plain_type(stream, coded, data), data.itemsize, data)
+
+    def _append(self, name: str, dtype: str, shape: tuple[int, ...], size: int, data: np.ndarray) -> None:
+        self._entries[size].append((name, dtype, shape, data.nbytes))
+        self._spools[size].write(data.tobytes())
+
+    def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
+        """Write the whole file to ``out``; returns its size."""
+        if base is None and self.codec.name != "plain":
+            raise UsageError(f"a patch without a base cannot be coded with {self.codec.name}", hint='Use "plain".')
+        digests = np.array([row.digest for row in self._rows], "<u8")
+        self._append(DIGESTS, "U64", (len(self._rows),), 8, digests)
+        if self.codec.name != "plain":
+            self._entries[1].append((BLOCKS, "U8", (self._block_bytes,), self._block_bytes))
+        table, table_bytes = pack_rows(self._rows)
+        packed = np.frombuffer(table, np.uint8)
+        self._append(TABLE, "U8", (packed.size,), 1, packed)
+        meta = {
+            "base": base,
+            "codec": self.codec.name,
+            "format": FORMAT,
+            "model": [model.tensors, model.elements, model.nbytes],
+            "result": result,
+            "table": table_bytes,
+        }
+        entries, at = [], 0
+        for size in self._entries:  # widest first, so that every entry is aligned
+            for name, dtype, shape, nbytes in self._entries[size]:
+                entries.append(Entry(name, dtype, shape, at, at + nbytes))
+                at += nbytes
+        text = json.dumps(meta, separators=(",", ":"), sort_keys=True)
+        header = header_bytes(entries, {METADATA_KEY: text})
+        out.write(header)
+        for spool in self._spools.values():
+            spool.seek(0)
+            copyfileobj(spool, out, 1 << 20)
+        return len(header) + at
+
+
+def _spool(folder: Path | None) -> IO[bytes]:
+    return tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO()
+
+
+def _plain_type(stream: str, coded: Coded, data: np.ndarray) -> tuple[str, tuple[int, ...]]:
+    if stream == "indices":
+        return ("I32" if data.itemsize == 4 else "I64"), (data.size,)
+    if "indices" not in coded.streams:
+        return coded.spec.dtype, coded.spec.shape
+    return _element_dtype(coded.spec), (data.size,)
+
+
+def _element_dtype(spec: TensorSpec) -> str:
+    """Packed values cannot be listed one by one: their bytes can."""
+    return spec.dtype if spec.kind.per_value >= 8 else "U8"
+
+
+def encode(
+    patch: Patch,
+    codec: str = "banded",
+    old: Weights | Mapping[str, Ranks] | None = None,
+    workers: Workers = ONE,
+) -> bytes:
+    """A patch as the bytes of one object. ``old`` holds the base, or ranks made from it: `banded` needs one of them."""
+    out = io.BytesIO()
+    with PatchWriter(codec) as writer:
+
+        def one(tensor: TensorPatch) -> Coded:
+            if old is None:
+                return writer.codec.encode(tensor, None, workers)
+            known = old.get(tensor.spec.name) if isinstance(old, Mapping) else base_bits(tensor, old)
+            return writer.codec.encode(tensor, known, workers)
+
+        for coded in workers.stream(one, patch.tensors, lambda tensor: tensor.spec.elements):
+            writer.add(coded)
+        writer.finish(out, patch.base, patch.result, patch.model)
+    return out.getvalue()
+
+
+def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
+    """The tensor in ``old``; `UsageError` unless it is what the patch begins from, as far as the patch can tell."""
+    refuse_other_tensor(old.table, tensor.spec)
+    bits = old.read(tensor.spec.name)
+    refuse_other_bits(tensor.spec, bits)
+    if tensor.old is not None:
+        there = np.empty_like(tensor.old)
+        cpu.gather(bits, tensor.indices, 0, there)
+        if not np.array_equal(there, tensor.old):
+            hint = "Was it updated in place? Pass the weights as they were before the change."
+            raise UsageError("`old` is not the base of this patch", tensor=tensor.spec.name, hint=hint)
+    return bits
+
+
+# -- read ------------------------------------------------------------------------------------------------------------
+
+
+class PatchReader:
+    """An opened patch object: header and table are checked, streams are read when a tensor is decoded."""
+
+    def __init__(self, source: Source):
+        self._container = open_container(source)
+        self.nbytes = source.size
+        with about(file=source.name):
+            meta = _meta(self._container)
+            self.header = _header(meta)
+            self.rows = self._read_rows(meta)
+            self._streams = dict(self._place_streams())
+
+    @property
+    def overhead(self) -> int:
+        """Bytes outside the coded streams: headers, table and digests."""
+        streams = [name for name in self._container.entries if name not in (DIGESTS, TABLE)]
+        return self.nbytes - sum(self._entry(name).end - self._entry(name).begin for name in streams)
+
+    def stored(self, row: Row) -> int:
+        """Bytes of a tensor's coded streams."""
+        return sum(entry.end - entry.begin for entry in self._streams[row.spec.name].values())
+
+    def coded(self, row: Row) -> Coded:
+        """Read one tensor's streams."""
+        streams: dict[str, np.ndarray] = {}
+        for stream, entry in self._streams[row.spec.name].items():
+            data = self._container.read(entry)
+            streams[stream] = data.view(_stream_word(stream, entry, row.spec))
+        return Coded(row.spec, row.changed, row.digest, streams, row.blocks)
+
+    def decode(self, row: Row, old: Bits | None, workers: Workers = ONE) -> TensorPatch:
+        """One tensor's patch, checked against the ``old`` tensor's size and the table's count."""
+        if old is not None:
+            refuse_other_bits(row.spec, old)
+        with about(file=self._container.source.name, tensor=row.spec.name):
+            patch = CODECS[self.header.codec].decode(self.coded(row), old, workers)
+            if patch.changed != row.changed and not self._counts_all(row):
+                raise FormatError(f"the streams change {patch.changed} elements, the table says {row.changed}")
+        return patch
+
+    def _counts_all(self, row: Row) -> bool:
+        """Whether all of a tensor is there and counts as changed: its writer did not know what was."""
+        return row.changed == row.spec.elements and self._streams[row.spec.name].keys() == {"values"}
+
+    def _entry(self, name: str) -> Entry:
+        try:
+            return self._container.entries[name]
+        except KeyError:
+            raise FormatError(f"the entry {name} is missing") from None
+
+    def _bytes_entry(self, name: str) -> Entry:
+        entry = self._entry(name)
+        if entry.dtype != "U8" or len(entry.shape) != 1:
+            raise FormatError(f"the entry {name} is no list of U8")
+        return entry
+
+    def _read_rows(self, meta: dict[str, Any]) -> tuple[Row, ...]:
+        digests = self._entry(DIGESTS)
+        if digests.dtype != "U64" or len(digests.shape) != 1:
+            raise FormatError("the digests are no list of U64")
+        table = self._container.read(self._bytes_entry(TABLE)).tobytes()
+        values = self._container.read(digests).view("<u8").tolist()
+        blocks = None if self.header.codec == "plain" else self._bytes_entry(BLOCKS).shape[0]
+        return unpack_rows(table, meta["table"], values, blocks)
+
+    def _place_streams(self) -> Iterator[tuple[str, dict[str, Entry]]]:
+        """Which bytes belong to which tensor; every entry must belong to one."""
+        known = {DIGESTS, TABLE}
+        if self.header.codec == "plain":
+            for row in self.rows:
+                streams = {}
+                for stream in ("indices", "values"):
+                    name = f"{row.spec.name}.{stream}"
+                    if stream == "values" or name in self._container.entries:
+                        streams[stream] = self._entry(name)
+                        known.add(name)
+                _check_plain(row, streams, whole=self.header.base is None)
+                yield row.spec.name, streams
+        else:
+            blocks = self._bytes_entry(BLOCKS)
+            known.add(BLOCKS)
+            at = blocks.begin
+            for row in self.rows:
+                size = sum(length for _, length in row.blocks)
+                yield row.spec.name, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
+                at += size
+            if at != blocks.end:
+                raise FormatError(f"the table speaks of {at - blocks.begin} bytes of blocks, not of {blocks.shape[0]}")
+        strangers = self._container.entries.keys() - known
+        if strangers:
+            raise FormatError("an entry belongs to no tensor of the table", tensor=min(strangers))
+
+
+def _meta(container: Container) -> dict[str, Any]:
+    if METADATA_KEY not in container.metadata:
+        raise FormatError("not a weightcast patch: it has no such metadata", hint="Is it a checkpoint?")
+    meta = parse_json(container.metadata[METADATA_KEY].encode(), "metadata")
+    if not isinstance(meta, dict) or type(meta.get("format")) is not int:
+        raise FormatError("the metadata state no format version")
+    if meta["format"] != FORMAT:
+        raise VersionError(
+            f"format version {meta['format']} is not known", hint=f"This release reads {FORMAT}; install a newer one."
+        )
+    if container.metadata.keys() != {METADATA_KEY}:
+        raise FormatError("there are other metadata beside weightcast's")
+    if meta.keys() != {"base", "codec", "format", "model", "result", "table"}:
+        raise FormatError("the metadata have other fields than the format says")
+    return meta
+
+
+def _header(meta: dict[str, Any]) -> PatchHeader:
+    base, result, model = meta["base"], meta["result"], meta["model"]
+    if not (base is None or _is_digest(base)) or not _is_digest(result):
+        raise FormatError("base or result is no position digest")
+    if not isinstance(model, list) or len(model) != 3 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in model):
+        raise FormatError("the model's size is impossible")
+    if not isinstance(meta["codec"], str) or type(meta["table"]) is not int:
+        raise FormatError("codec or table size is impossible")
+    codec = meta["codec"]
+    if codec not in CODECS:
+        raise VersionError(f"unknown codec {codec!r}", hint=f"Known are {', '.join(CODECS)}; a newer release may help.")
+    if base is None and codec != "plain":
+        raise FormatError(f"a patch without a base cannot be coded with {codec}")
+    return PatchHeader(codec, base, result, ModelSize(*model))
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _check_plain(row: Row, streams: dict[str, Entry], whole: bool) -> None:
+    spec, values = row.spec, streams["values"]
+    if whole and row.changed != spec.elements:
+        raise FormatError("a patch without a base changes less than all of a tensor", tensor=spec.name)
+    if "indices" not in streams:
+        good = (values.dtype, values.shape) == (spec.dtype, spec.shape)
+    else:
+        indices = streams["indices"]
+        good = not whole and indices.dtype in ("I32", "I64") and values.dtype == _element_dtype(spec)
+        good = good and indices.shape == values.shape == (row.changed,)
+    if not good:
+        raise FormatError("indices and values do not fit the tensor", tensor=spec.name)
+
+
+def _stream_word(stream: str, entry: Entry, spec: TensorSpec) -> np.dtype[Any]:
+    if stream == "blocks":
+        return np.dtype(np.uint8)
+    return spec.kind.word if stream == "values" else np.dtype("<i4" if entry.dtype == "I32" else "<i8")
+
+
+def decode(data: bytes | memoryview, old: Weights | None = None, workers: Workers = ONE) -> Patch:
+    """Read a patch object against the base it was made from, which ``old`` holds.
+
+    All of the object is checked against the format; `advance` then proves it against the base's fingerprint.
+    """
+    reader = PatchReader(BytesSource(data))
+    tensors = tuple(decode_tensors(reader, old, reader.rows, workers))
+    header = reader.header
+    return Patch(header.base, header.result, header.model, tensors)
+
+
+def decode_tensors(
+    reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
+) -> Iterator[TensorPatch]:
+    """Decode some tensors in turn, a few at a time."""
+
+    def one(row: Row) -> TensorPatch:
+        name = row.spec.name
+        if old is None or reader.header.base is None:
+            return reader.decode(row, None, workers)
+        refuse_other_tensor(old.table, row.spec)
+        return reader.decode(row, old.read(name), workers)
+
+    return workers.stream(one, rows, lambda row: row.spec.elements)

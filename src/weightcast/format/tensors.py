@@ -1,0 +1,306 @@
+"""Any tensor as unsigned integers: dtypes, tensor specs, the table of a model, rounding to the wire dtype (SPEC 2, 3).
+
+An *element* here is the unit that patches address: one value, or one byte of a sub-byte dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from weightcast.errors import UsageError, VersionError, about
+from weightcast.format.kernels import cpu
+
+Bits = npt.NDArray[np.unsignedinteger[Any]]
+"""A flat array of unsigned integers, one per element."""
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A safetensors dtype as bits: ``width`` of an element; ``mantissa`` bits of a sign-magnitude float, else None."""
+
+    name: str
+    width: int
+    mantissa: int | None = None
+    per_value: int = field(default=0)
+    """Bits of one value in the shape's count; below 8 for packed dtypes, whose elements are bytes."""
+
+    @property
+    def word(self) -> np.dtype[Any]:
+        """Unsigned little-endian integer of an element's width."""
+        return np.dtype(f"<u{self.width // 8}")
+
+
+def _dtype(name: str, bits: int, mantissa: int | None = None) -> tuple[str, Dtype]:
+    return name, Dtype(name, max(bits, 8), mantissa, bits)
+
+
+DTYPES: Mapping[str, Dtype] = dict(
+    [
+        _dtype("BOOL", 8),
+        _dtype("F4", 4),
+        _dtype("F6_E2M3", 6),
+        _dtype("F6_E3M2", 6),
+        _dtype("U8", 8),
+        _dtype("I8", 8),
+        _dtype("F8_E5M2", 8, 2),
+        _dtype("F8_E4M3", 8, 3),
+        _dtype("F8_E8M0", 8),
+        _dtype("F8_E4M3FNUZ", 8, 3),
+        _dtype("F8_E5M2FNUZ", 8, 2),
+        _dtype("I16", 16),
+        _dtype("U16", 16),
+        _dtype("F16", 16, 10),
+        _dtype("BF16", 16, 7),
+        _dtype("I32", 32),
+        _dtype("U32", 32),
+        _dtype("F32", 32, 23),
+        _dtype("C64", 64),
+        _dtype("F64", 64, 52),
+        _dtype("I64", 64),
+        _dtype("U64", 64),
+    ]
+)
+
+
+def dtype_named(name: str) -> Dtype:
+    """The dtype of that safetensors name; `VersionError` if there is none."""
+    try:
+        return DTYPES[name]
+    except (KeyError, TypeError):
+        raise VersionError(f"unknown dtype {name!r}", hint=f"Known are {', '.join(DTYPES)}.") from None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of a tensor of the checkpoint."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @cached_property
+    def kind(self) -> Dtype:
+        return dtype_named(self.dtype)
+
+    @cached_property
+    def elements(self) -> int:
+        """Addressable elements: values, or bytes where values are packed."""
+        return self.nbytes * 8 // self.kind.width
+
+    @cached_property
+    def nbytes(self) -> int:
+        bits = math.prod(self.shape) * self.kind.per_value
+        if bits % 8:
+            raise UsageError(
+                f"{self.dtype} values of shape {list(self.shape)} do not fill whole bytes", tensor=self.name
+            )
+        return bits // 8
+
+
+def refuse_no_weights(weights: object) -> None:
+    """`UsageError` for what has no table of tensors, a plain dictionary of arrays for one."""
+    if not hasattr(weights, "table") or not hasattr(weights, "read"):
+        hint = "Wrap arrays as wc.Arrays({name: array}), bfloat16 ones as uint16 with dtypes={name: 'BF16'}."
+        raise UsageError(f"a {type(weights).__name__} is no set of weights", hint=hint)
+
+
+def elements_of(spec: TensorSpec) -> int:
+    return spec.elements
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """The tensors of a model, sorted by the bytes of their names, and the other names that tied ones go by."""
+
+    specs: tuple[TensorSpec, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+    """(alias, name) pairs, sorted; an alias has no bits of its own."""
+
+    @classmethod
+    def of(cls, specs: Iterable[TensorSpec], aliases: Mapping[str, str] | None = None) -> TensorTable:
+        """Sort and check; `UsageError` for a name twice or an alias of nothing."""
+        ordered = tuple(sorted(specs, key=lambda spec: spec.name.encode()))
+        names = {spec.name for spec in ordered}
+        if len(names) != len(ordered):
+            twice = next(a.name for a, b in pairwise(ordered) if a.name == b.name)
+            raise UsageError("two tensors have the same name", tensor=twice)
+        pairs = tuple(sorted((aliases or {}).items(), key=lambda pair: pair[0].encode()))
+        for alias, name in pairs:
+            if alias in names or name not in names:
+                raise UsageError(f"alias {alias!r} of {name!r} does not fit the table", tensor=name)
+        return cls(ordered, pairs)
+
+    def __iter__(self) -> Iterator[TensorSpec]:
+        return iter(self.specs)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @cached_property
+    def _ordinals(self) -> dict[str, int]:
+        return {spec.name: i for i, spec in enumerate(self.specs)}
+
+    def ordinal(self, name: str) -> int:
+        """Where ``name`` stands in the table; `KeyError` if it does not."""
+        return self._ordinals[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._ordinals
+
+    def __getitem__(self, name: str) -> TensorSpec:
+        return self.specs[self._ordinals[name]]
+
+    @property
+    def elements(self) -> int:
+        return sum(spec.elements for spec in self.specs)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self.specs)
+
+
+def bits_of(array: npt.NDArray[Any]) -> Bits:
+    """A contiguous array's own memory as flat unsigned integers; nothing is copied."""
+    if not array.flags.c_contiguous:
+        raise UsageError("the array is not contiguous", hint="Pass a contiguous copy, and keep it: patches go there.")
+    if array.dtype.hasobject or array.dtype.itemsize not in (1, 2, 4, 8) or not array.dtype.isnative:
+        raise UsageError(f"arrays of {array.dtype!r} have no bits to compare")
+    return array.reshape(-1).view(f"<u{array.dtype.itemsize}")
+
+
+def refuse_other_bits(spec: TensorSpec, bits: Bits) -> None:
+    """`UsageError` unless ``bits`` can be this tensor's: kernels look at nothing but the first address and the size."""
+    if bits.dtype != spec.kind.word or bits.shape != (spec.elements,) or not bits.flags.c_contiguous:
+        raise UsageError(f"{spec.elements} contiguous {spec.kind.word} were expected", tensor=spec.name)
+
+
+def round_to(dtype: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """fp32 as the bits of BF16 or F16: to nearest, ties to even, overflow to infinity, one canonical NaN (SPEC 3)."""
+    formats = {"BF16": (7, 8), "F16": (10, 5)}
+    if dtype not in formats or values.dtype != np.float32:
+        raise UsageError(f"rounding goes from float32 to BF16 or F16, not from {values.dtype} to {dtype}")
+    out = np.empty(values.size, np.uint16)
+    cpu.narrow(bits_of(values), *formats[dtype], out)
+    return out.reshape(values.shape)
+
+
+class Weights(Protocol):
+    """Something that holds the bits of a table: arrays in memory, a checkpoint on disk."""
+
+    @property
+    def table(self) -> TensorTable: ...
+
+    def read(self, name: str) -> Bits:
+        """A tensor's bits, flat and contiguous; callers do not write to them."""
+        ...
+
+
+@runtime_checkable
+class Target(Weights, Protocol):
+    """Weights in memory that take a patch."""
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        """Give the elements at ``indices``, which are within the tensor, their ``new`` bits."""
+        ...
+
+    def write(self, name: str, bits: Bits) -> None:
+        """Replace all of a tensor's bits."""
+        ...
+
+
+_NUMPY_DTYPES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    "float4_e2m1fn": None,  # numpy holds these a byte each, safetensors packs them
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+} | {f"{kind}{width}": f"{kind[0].upper()}{width}" for kind in ("int", "uint", "float") for width in (8, 16, 32, 64)}
+
+
+class Arrays:
+    """Weights in memory, by name. The arrays are used in place: applying a patch writes into them.
+
+    numpy has no bfloat16 of its own: pass bit patterns as ``uint16`` and name their dtype in ``dtypes``.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        dtypes: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ):
+        """``aliases`` gives tied tensors their other names: alias to name."""
+        dtypes = dtypes or {}
+        for name in dtypes.keys() - arrays.keys():
+            raise UsageError("a dtype is given for an array that is not there", tensor=name)
+        specs = []
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                hint = "A torch tensor has .numpy(); view bfloat16 as uint16 first and name it in dtypes."
+                raise UsageError(f"a {type(array).__name__} is no numpy array", tensor=name, hint=hint)
+            dtype = dtypes.get(name) or _NUMPY_DTYPES.get(array.dtype.name)
+            if dtype is None or dtype_named(dtype).per_value != 8 * array.dtype.itemsize:
+                raise UsageError(f"an array of {array.dtype} is no {dtype or 'known dtype'}", tensor=name)
+            specs.append(TensorSpec(name, dtype, array.shape))
+        self.table = TensorTable.of(specs, aliases)
+        self._bits = {}
+        for name, array in arrays.items():
+            with about(tensor=name):
+                self._bits[name] = bits_of(array)
+
+    @classmethod
+    def copy_of(cls, weights: Weights) -> Arrays:
+        """The same weights in arrays of their own; `UsageError` for packed dtypes."""
+        table = weights.table
+        arrays = {}
+        for spec in table:
+            if spec.kind.per_value < 8:
+                raise UsageError(f"{spec.dtype} cannot be held in an array of its shape", tensor=spec.name)
+            arrays[spec.name] = weights.read(spec.name).copy().reshape(spec.shape)
+        return cls(arrays, {spec.name: spec.dtype for spec in table}, dict(table.aliases))
+
+    def read(self, name: str) -> Bits:
+        return self._bits[name]
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        cpu.scatter(self._bits[name], indices, new)
+
+    def write(self, name: str, bits: Bits) -> None:
+        self._bits[name][:] = bits
+
+
+class Copies:
+    """Weights of any dtype in memory of their own, as flat bits."""
+
+    def __init__(self, table: TensorTable, bits: dict[str, Bits]):
+        self.table = table
+        self._bits = bits
+
+    @classmethod
+    def of(cls, weights: Weights) -> Copies:
+        return cls(weights.table, {spec.name: weights.read(spec.name).copy() for spec in weights.table})
+
+    def with_tensors(self, changed: Mapping[str, Bits]) -> Copies:
+        """The same weights but for some tensors; the others are shared, not copied."""
+        return Copies(self.table, self._bits | dict(changed))
+
+    def read(self, name: str) -> Bits:
+        return self._bits[name]
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        cpu.scatter(self._bits[name], indices, new)
+
+    def write(self, name: str, bits: Bits) -> None:
+        self._bits[name][:] = bits

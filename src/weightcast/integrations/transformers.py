@@ -1,0 +1,171 @@
+"""Publish from `transformers.Trainer`, and from every trainer of TRL: one callback."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from weightcast.channel.records import Manifest
+from weightcast.errors import UsageError, WeightcastError
+from weightcast.publish.publisher import Publisher
+from weightcast.publish.receipt import Receipt
+from weightcast.store.base import Store
+
+_log = logging.getLogger("weightcast")
+
+
+class WeightcastCallback(TrainerCallback):
+    """Keeps a channel on the weights that a trainer trains.
+
+    >>> from transformers import Trainer
+    >>> callback = WeightcastCallback("s3://bucket/run-42", every=1, dtype="BF16")
+    >>> trainer = Trainer(model, args, train_dataset=dataset, callbacks=[callback])     # doctest: +SKIP
+    >>> trainer.train()                                                                 # doctest: +SKIP
+
+    When training begins, the channel is taken up where it is, or begun with the whole model: with many processes the
+    others wait for that upload, so begin a large one with `weightcast init`. Every so many optimizer steps the weights
+    are published, and once more at the end if the model is not what was published last. Each call of `train` has a
+    `Publisher` of its own; the process of rank 0 publishes, the others do nothing.
+
+    Training waits until it is known what changed, never for the bucket. Uploads that fail are tried again beside it;
+    what is still not in the bucket at the end makes `train` raise. By then the model is trained, the trainer's last
+    checkpoint is written, and whoever publishes next, publishes what is missing. What trying again cannot mend raises
+    at the next publish or log, as when another writer takes over the channel. Where training itself raises, what was
+    published goes on to the bucket as long as Python runs; a further `train` closes that and begins where it ended.
+
+    The trainer's logs of the loss also get `weightcast/version`, `weightcast/changed` (the fraction of the elements)
+    and `weightcast/bytes` of the newest version that is in the bucket by then: `state.log_history` has them, and
+    callbacks behind this one see them. transformers puts those of ``report_to`` before it, so that they do not; they do
+    with ``report_to="none"`` and ``callbacks=[WeightcastCallback(…), WandbCallback()]``.
+    """
+
+    def __init__(
+        self,
+        channel: str | Path | Store,
+        *,
+        every: int = 1,
+        dtype: str | None = None,
+        detect: str | None = None,
+        check_every: int | None = None,
+        codec: str = "banded",
+        writer: str | None = None,
+    ):
+        """Publish to ``channel`` whenever the number of optimizer steps is a multiple of ``every``.
+
+        All the others are those of `Publisher`.
+        """
+        if every < 1:
+            raise UsageError(f"nothing can be published every {every} steps", hint="Pass every=1 or more.")
+        self._channel, self._every = channel, every
+        self._dtype, self._detect, self._check_every = dtype, detect, check_every
+        self._codec, self._writer = codec, writer
+        self._publisher: Publisher | None = None
+        self._receipt: Receipt | None = None
+        self._underway: deque[Receipt] = deque()
+        self._newest: Manifest | None = None
+        self._published_step: int | None = None
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """That of this training, or of the last one; None before the first, and where another process publishes."""
+        return self._publisher
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """Of the last publish of this training, or of the last one."""
+        return self._receipt
+
+    # -- what the trainer calls ----------------------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Open a publisher. A checkpoint to resume from is loaded by now, and accelerate has wrapped the optimizer."""
+        self._abandon()
+        if not state.is_world_process_zero:
+            return
+        model: torch.nn.Module = kwargs["model"]
+        self._publisher = Publisher(
+            self._channel,
+            model,
+            optimizer=kwargs["optimizer"],
+            detect=self._detect,
+            dtype=self._dtype,
+            check_every=self._check_every,
+            codec=self._codec,
+            writer=self._writer,
+        )
+        self._published_step = state.global_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._publisher is not None and state.global_step % self._every == 0:
+            self._publish(self._publisher, state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        # An evaluation logs the very dict that is its result, and the objective of a search is the sum of all in it.
+        if logs is None or "loss" not in logs:
+            return
+        found = self._metrics()
+        logs.update(found)
+        if state.log_history:  # has a copy of the logs, made just before
+            state.log_history[-1].update(found)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Publish what the model ends with, and wait until it is in the bucket; raises what prevents that."""
+        if self._publisher is None:
+            return
+        try:
+            if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+                self._publish(self._publisher, state.best_global_step)  # the trainer has just loaded that one
+            elif state.global_step != self._published_step:
+                self._publish(self._publisher, state.global_step)
+        finally:
+            self._publisher.close()
+
+    # -- publish -------------------------------------------------------------------------------------------------------
+
+    def _publish(self, publisher: Publisher, step: int | None) -> None:
+        self._receipt = publisher.publish(step=step)
+        self._drain()
+        self._underway.append(self._receipt)
+        self._published_step = step
+
+    def _metrics(self) -> dict[str, float]:
+        """Of the newest commit that is known without waiting; raises what ended the publisher."""
+        self._drain()
+        if self._newest is None or self._publisher is None:
+            return {}
+        return {
+            "weightcast/version": self._newest.position.version,
+            "weightcast/changed": self._newest.changed / self._publisher.table.elements,
+            "weightcast/bytes": self._newest.object.size,
+        }
+
+    def _drain(self) -> None:
+        while self._underway and self._underway[0].done():
+            self._newest = self._underway.popleft().result()
+
+    def _abandon(self) -> None:
+        """Close what a training that raised has left open: the trainer does not tell us of that."""
+        publisher, self._publisher = self._publisher, None
+        self._receipt = self._newest = None
+        self._underway.clear()
+        if publisher is None:
+            return
+        try:
+            publisher.close()
+        except WeightcastError as error:
+            _log.warning("the training before could not send all it published, this one begins with it: %s", error)

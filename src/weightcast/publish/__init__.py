@@ -1,0 +1,1 @@
+"""The writer's side: detect changes, encode and upload them, commit a version."""

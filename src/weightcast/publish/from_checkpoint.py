@@ -1,0 +1,157 @@
+"""Channels of checkpoint folders: publish a folder that a trainer of any kind has saved, cut anchors from mirrors."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import Position, check_name, check_step
+from weightcast.channel.notes import write_index
+from weightcast.channel.records import Manifest
+from weightcast.disk.apply import write_patch
+from weightcast.disk.checkpoint import Checkpoint
+from weightcast.disk.durable import Report, noticing_full, silent
+from weightcast.disk.staged import stage, standing_of
+from weightcast.errors import ResultError, UsageError
+from weightcast.follow.holder import Staged, StagedPatch
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.subscriber import Subscriber
+from weightcast.format.codec import check_codec
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
+from weightcast.format.workers import ONE, Workers
+from weightcast.publish.open import announce, files_of, new_writer, open_for_writing
+from weightcast.store import open_store
+from weightcast.store.base import Store
+
+
+def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Position:
+    """Upload what a mirror holds as an anchor: another place to begin at, and for the collector to begin behind."""
+    mirror.fold()
+    position = mirror.folded
+    if position is None:
+        raise UsageError("the mirror holds no version", file=str(mirror.folder))
+    with Checkpoint(mirror.folder, aliases=dict(mirror.table.aliases)) as checkpoint:
+        files = files_of(checkpoint)
+        found = standing_of(checkpoint, report=report).position
+        if found != position.digest:
+            mirror.examine()
+            problem = "the files were changed by somebody else"
+            raise ResultError(problem, expected=position.digest, found=found, hint="Pull again, then try again.")
+        chain.put_anchor(position, files, report, checkpoint.refuse_changed)
+    write_index(chain)
+    return position
+
+
+@dataclass(frozen=True)
+class Published:
+    """A commit, and whether it had to be made."""
+
+    manifest: Manifest
+    new: bool
+
+
+def publish(
+    channel: str | Path | Store,
+    checkpoint: Path | str,
+    mirror: Path | str,
+    *,
+    step: int | None = None,
+    codec: str = "banded",
+    anchor: bool = False,
+    writer: str | None = None,
+    workers: Workers = ONE,
+    report: Report = silent,
+) -> Published:
+    """Publish a checkpoint as the next version. ``mirror`` is a folder that keeps the head, to compare with.
+
+    A checkpoint that is the head already is not published again. With ``anchor`` it is uploaded whole, which needs no
+    mirror, and mends a channel whose head can no longer be reached.
+    """
+    check_codec(codec)
+    check_step(step)
+    writer = check_name(writer, "writer") if writer else new_writer()
+    store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+    with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
+        chain = open_for_writing(store, new.table)
+        if anchor:
+            return _publish_anchor(chain, new, step, writer, workers, report)
+        with (
+            noticing_full(Path(mirror)),
+            Subscriber(chain.store, mirror, threads=workers.threads, report=report, fold=False) as subscriber,
+        ):
+            keeper = subscriber.holder
+            assert isinstance(keeper, Mirror)
+            while True:
+                head = _catch_up(subscriber)
+                manifest = _publish(chain, keeper, head, new, step, codec, writer, workers, report)
+                if manifest is not None:
+                    return Published(manifest, new=manifest.position != head)
+
+
+def _publish_anchor(
+    chain: Chain, new: Checkpoint, step: int | None, writer: str, workers: Workers, report: Report
+) -> Published:
+    """Where the head's own weights cannot be had any more, others begin anew."""
+    head = chain.head()
+    if head is None:
+        raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
+    files = files_of(new)
+    position = Position(head.position.version + 1, standing_of(new, workers, report).position)
+    ref = chain.put_anchor(position, files, report, new.refuse_changed)
+    manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer)
+    announce(chain, writer)
+    new.refuse_changed()
+    chain.commit(manifest)
+    write_index(chain)
+    return Published(manifest, new=True)
+
+
+def _catch_up(subscriber: Subscriber) -> Position:
+    staged = subscriber.poll()
+    if staged is not None and staged.reason is not None:
+        raise staged.reason  # what is published must follow the head, and the mirror cannot get there
+    if staged is not None:
+        subscriber.apply(staged)
+    if subscriber.position is None:
+        raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
+    return subscriber.position
+
+
+def _publish(
+    chain: Chain,
+    keeper: Mirror,
+    head: Position,
+    new: Checkpoint,
+    step: int | None,
+    codec: str,
+    writer: str,
+    workers: Workers,
+    report: Report,
+) -> Manifest | None:
+    """The commit; None if the mirror turned out to be damaged and must catch up first."""
+    old, standing = keeper.weights, keeper.standing
+    assert old is not None
+    assert standing is not None
+    with tempfile.TemporaryDirectory(prefix="publish-", dir=keeper.workshop) as folder:
+        made = Path(folder) / "patch"
+        written = write_patch(old, new, made, codec, workers, report)
+        if written.base != head.digest:
+            if keeper.examine():
+                raise ResultError("the mirror changes while it is read", expected=head.digest, found=written.base)
+            return None
+        if written.result == head.digest:
+            return chain.manifest(head.version)
+        position = Position(head.version + 1, written.result)
+        with FileSource(made) as source:
+            staged = Path(folder) / "staged"
+            reached = stage(PatchReader(source), old, standing, staged, workers, report)
+        ref = chain.put_delta(position, made)
+        manifest = chain.draft(position, head, ref, codec, written.changed, step, writer)
+        announce(chain, writer)
+        new.refuse_changed()
+        chain.commit(manifest)
+        keeper.take(Staged(head, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+    return manifest

@@ -1,0 +1,55 @@
+"""What a publisher gives back at once: a promise of the commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any
+
+from weightcast.channel.records import Manifest
+
+
+class Receipt:
+    """What became of a `publish`: `result` waits for the commit that carries it, and so does `await`.
+
+    Where nothing had changed there is no new version: the result is the head that has these weights, and `is_new`
+    is False.
+    """
+
+    def __init__(self, step: int | None, heard: Callable[[], None] = lambda: None):
+        """``heard`` is called when the caller learns that it failed."""
+        self.step = step
+        self.is_new: bool | None = None
+        """Whether a version was committed for it; None as long as that is not known."""
+        self._heard = heard
+        self._future: Future[Manifest] = Future()
+        self._future.set_running_or_notify_cancel()  # a task that awaits it may be cancelled, the commit may not
+
+    def result(self, timeout: float | None = None) -> Manifest:
+        """The commit; raises what prevented it, or `TimeoutError`."""
+        try:
+            return self._future.result(timeout)
+        finally:
+            self._hear()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def __await__(self) -> Generator[Any, None, Manifest]:
+        try:
+            return (yield from asyncio.wrap_future(self._future).__await__())
+        finally:
+            self._hear()
+
+    def succeed(self, manifest: Manifest, is_new: bool = True) -> None:
+        self.is_new = is_new
+        self._future.set_result(manifest)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+    def _hear(self) -> None:
+        if self._future.done() and self._future.exception() is not None:
+            self._heard()

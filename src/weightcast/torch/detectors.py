@@ -1,0 +1,357 @@
+"""Detectors for models: three ways to know what was there before, one way to say what changed.
+
+`transient` (the default with an optimizer) copies the wire bits just before each optimizer step and drops them just
+behind it, while activations are gone; what flipped goes into a journal: places, and the bits of the last look. `device`
+keeps a copy beside the model, `host` one in pinned memory on this side. All three find the same changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.optim import Optimizer
+
+from weightcast.errors import UsageError
+from weightcast.format.scan import Change, Detector, Look
+from weightcast.format.tensors import Bits, TensorTable
+from weightcast.format.workers import Workers
+from weightcast.torch.batch import (
+    Batch,
+    Copied,
+    Delivered,
+    Gains,
+    Kernels,
+    Ledger,
+    Slot,
+    batches_of,
+    log_edits,
+    replacement,
+)
+from weightcast.torch.kernels.host import Here
+from weightcast.torch.model import LiveModel
+from weightcast.torch.transit import Pinned, Transit
+
+_CHECK_EVERY = 50
+"""Publishes on a CPU from one digest of the live model to the next; on a device each one takes it."""
+
+_OWED = 64
+"""Gains that may be on their way: those of that many looks before are long here."""
+
+_HOST_BATCH = 1 << 26
+"""Elements of a shadow that are brought back to the device at a time."""
+
+
+def watch(
+    model: torch.nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    detect: str | None,
+    dtype: str | torch.dtype | None,
+    check_every: int | None,
+    table: TensorTable | None,
+    ranked: bool,
+    workers: Workers,
+) -> Detector:
+    """The detector that was asked for; ``table`` is the channel's, if there is one."""
+    given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+    optimizers = [_innermost(one) for one in given]
+    detect = detect or ("transient" if optimizers else "device")
+    if detect not in ("transient", "device", "host"):
+        raise UsageError(f"there is no detector {detect!r}", hint='Take "transient", "device" or "host".')
+    live = LiveModel(model, dtype, table, workers)
+    if detect != "transient":
+        return Standing(live, detect == "host", ranked)
+    if not optimizers:
+        raise UsageError('"transient" needs the optimizer', hint="Pass optimizer=…, or detect='device'.")
+    return Transient(live, optimizers, check_every, ranked)
+
+
+def _innermost(optimizer: object) -> Optimizer:
+    """accelerate's wrapper has no hooks of its own: its steps are those of the optimizer inside."""
+    if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        return optimizer
+    inner = getattr(optimizer, "optimizer", None)
+    if inner is None:
+        hint = "Pass the torch.optim.Optimizer that steps, or detect='device'."
+        raise UsageError(f"a {type(optimizer).__name__} is no torch optimizer", hint=hint)
+    return _innermost(inner)
+
+
+@dataclass
+class ModelLook:
+    """Implements `Look`: what was delivered of each batch, and the tensors that are replaced as a whole."""
+
+    table: TensorTable
+    found: list[tuple[Delivered, Mapping[int, tuple[Bits, int]]]] = field(default_factory=list)
+
+    def changes(self) -> Iterator[Change]:
+        found, self.found = self.found, []
+        changes = [change for delivered, replaced in found for change in delivered.changes(replaced)]
+        yield from sorted(changes, key=lambda change: self.table.ordinal(change.spec.name))
+
+
+# -- a standing copy ---------------------------------------------------------------------------------------------------
+
+
+class Standing:
+    """`device` and `host`: a copy of the wire bits as of the last look."""
+
+    def __init__(self, live: LiveModel, on_host: bool, ranked: bool):
+        self.weights = live
+        self._ranked = ranked
+        slots = list(live.slots.values())
+        away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
+        self._batches = batches_of(slots, _HOST_BATCH if away else None)
+        taken = (live.kernels(batch.device).take(batch) for batch in self._batches)
+        self._shadows: list[Copied | Pinned] = [
+            Pinned(copied) if away and copied.batch.device.type == "cuda" else copied for copied in taken
+        ]
+
+    @torch.no_grad()
+    def look(self) -> Look:
+        self.weights.relocate()
+        self.weights.remake()
+        found = ModelLook(self.weights.table)
+        for batch, shadow in zip(self._batches, self._shadows, strict=True):
+            kernels = self.weights.kernels(batch.device)
+            old = shadow.brought() if isinstance(shadow, Pinned) else shadow
+            found.found.append((kernels.deliver(batch, kernels.differ(batch, old), self._ranked, old), {}))
+            kernels.rest(batch)
+            if isinstance(shadow, Pinned):
+                shadow.keep(old)
+        return found
+
+    def close(self) -> None:
+        self._shadows = []
+
+
+# -- a copy for the time of a step -------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Journal:
+    """What a batch was at the last look: ``flips`` say where it differs from now, or ``shadow`` has all of it."""
+
+    batch: Batch
+    kernels: Kernels[Any]
+    expected: npt.NDArray[np.uint64]
+    """Digests as of the last look, but for the gains that are still owed."""
+    ledger: Ledger
+    owed: list[Gains] = field(default_factory=list)
+    before: Copied | None = None
+    """During a step: the bits before it."""
+    flips: Any = None
+    shadow: Copied | None = None
+    marks: list[tuple[int, int]] = field(default_factory=list)
+
+    def marks_now(self) -> list[tuple[int, int]]:
+        """What changes when somebody writes to a parameter, but for writers that go behind torch's back."""
+        return [(_version(slot.source), slot.source.data_ptr()) for slot in self.batch.slots]
+
+    def open(self) -> None:
+        """A step begins."""
+        if self.before is not None:  # the last one broke off
+            self.note()
+        if self.shadow is None:
+            self.before = self.kernels.take(self.batch)
+
+    def note(self) -> None:
+        """A step has ended: find out what it flipped, and flipped back."""
+        if self.before is None:
+            return
+        old, self.before = self.before, None
+        if self.flips is not None:
+            self.kernels.put(old, self.flips)
+        self.flips = self.kernels.differ(self.batch, old)
+        if 3 * self.kernels.count(self.flips) > sum(self.batch.sizes):  # a place and a value take three words
+            self.flips, self.shadow = None, old
+        self.kernels.rest(self.batch)
+
+    def deliver(self, ranked: bool) -> Delivered | None:
+        self.note()
+        flips, shadow = self.flips, self.shadow
+        self.flips = self.shadow = None
+        if shadow is not None:
+            flips = self.kernels.differ(self.batch, shadow)
+        if flips is None:
+            return None
+        delivered = self.kernels.deliver(self.batch, flips, ranked, shadow, self.ledger)
+        self.owed.append(delivered.gains)
+        if len(self.owed) > _OWED:
+            self.settle(self.owed.pop(0))
+        return delivered
+
+    def settle(self, *gains: Gains) -> None:
+        for one in gains:
+            self.expected = self.expected + one.arrays()[0].view(np.uint64)
+
+    def wrong(self, live: Gains) -> dict[int, int]:
+        """Those ``live`` digests that are not what the last look and the changes since make of them."""
+        self.settle(*self.owed)
+        self.owed.clear()
+        digests = live.arrays()[0].view(np.uint64)
+        differ = np.flatnonzero(digests != self.expected)
+        self.expected = digests
+        return {int(i): int(digests[i]) for i in differ}
+
+
+class Transient:
+    """`transient`: nothing stands but the journal. What bypasses the optimizer is found by digest, and sent whole."""
+
+    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, ranked: bool):
+        self.weights = live
+        self._ranked = ranked
+        self._check_every = _CHECK_EVERY if check_every is None else check_every
+        self._stepping: int | None = None
+        """The thread that is inside a step."""
+        self._looks = 0
+        owners = _owners(live, optimizers)
+        kept: list[Slot] = []
+        self._journals: dict[Optimizer | None, list[_Journal]] = {None: []}
+        by_owner: dict[Optimizer | None, list[Slot]] = {}
+        for name, slot in live.slots.items():
+            if name not in live.made and isinstance(slot.source, torch.nn.Parameter):
+                by_owner.setdefault(owners.get(id(slot.source)), []).append(slot)
+            else:
+                kept.append(slot)
+        for owner, slots in by_owner.items():
+            self._journals[owner] = [self._journal(batch) for batch in batches_of(slots)]
+        # Buffers, and what is computed from parameters: small, and nobody tells when they change.
+        self._kept = [(batch, live.kernels(batch.device).take(batch)) for batch in batches_of(kept)] if kept else []
+        self._suspicious = False
+        self._hooks = [
+            hook
+            for one in optimizers
+            for hook in (one.register_step_pre_hook(self._before), one.register_step_post_hook(self._behind))
+        ]
+
+    def _journal(self, batch: Batch) -> _Journal:
+        kernels = self.weights.kernels(batch.device)
+        digests = _on_this_side(kernels.digests(batch))
+        kernels.rest(batch)
+        journal = _Journal(batch, kernels, digests, Ledger(digests))
+        journal.marks = journal.marks_now()
+        return journal
+
+    # -- hooks -------------------------------------------------------------------------------------------------------
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _before(self, optimizer: Optimizer, *_: object) -> None:
+        self._stepping = threading.get_ident()
+        self._suspect_edits()
+        for journal in self._journals.get(optimizer, ()):
+            journal.open()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()
+    def _behind(self, optimizer: Optimizer, *_: object) -> None:
+        self._stepping = None
+        for journal in self._journals.get(optimizer, ()):
+            journal.note()
+            journal.marks = journal.marks_now()  # those of no other: this step should not have touched them
+
+    def _suspect_edits(self) -> None:
+        if any(journal.marks_now() != journal.marks for journal in self._all()):
+            self.weights.relocate()
+            self._suspicious = True
+
+    def _all(self) -> Iterator[_Journal]:
+        return (journal for journals in self._journals.values() for journal in journals)
+
+    # -- look --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def look(self) -> Look:
+        if self._stepping not in (None, threading.get_ident()):
+            raise UsageError("the optimizer is in the middle of a step", hint="Publish between steps.")
+        self._stepping = None  # a step of this thread's own broke off
+        self._looks += 1
+        moved = [self.weights.slots[name].source for name in self.weights.relocate()]
+        self._suspicious = self._suspicious or any(isinstance(source, torch.nn.Parameter) for source in moved)
+        self._suspect_edits()
+        due = self._suspicious or (self._check_every > 0 and self._looks % self._check_every == 0)
+        # A device ranks by what it has now: after an edit that nobody saw, those ranks decode for no follower.
+        found = ModelLook(self.weights.table)
+        for journal in self._all():
+            checked = due or journal.batch.device.type != "cpu"
+            live = Transit([journal.kernels.digests(journal.batch)]) if checked else None
+            delivered = journal.deliver(self._ranked)
+            replaced = self._replaced(journal, live) if live else {}
+            journal.marks = journal.marks_now()
+            journal.kernels.rest(journal.batch)
+            if replaced and delivered is None:
+                delivered = _Nothing(journal.batch, journal.ledger)
+            if delivered is not None:
+                found.found.append((delivered, replaced))
+        self.weights.remake()
+        for batch, shadow in self._kept:
+            kernels = self.weights.kernels(batch.device)
+            found.found.append((kernels.deliver(batch, kernels.differ(batch, shadow), self._ranked, shadow), {}))
+            kernels.rest(batch)
+        self._suspicious = False
+        return found
+
+    def _replaced(self, journal: _Journal, live: Gains) -> dict[int, tuple[Bits, int]]:
+        """What was edited behind the optimizer's back, whole."""
+        wrong = journal.wrong(live)
+        if not wrong:
+            return {}
+        names = [journal.batch.specs[i].name for i in wrong]
+        log_edits(names)
+        return {i: (self.weights.read(name).copy(), wrong[i]) for i, name in zip(wrong, names, strict=True)}
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._journals = {}
+        self._kept = []
+
+
+@dataclass
+class _Nothing:
+    """Of a batch in which no step changed anything: only what is replaced."""
+
+    batch: Batch
+    ledger: Ledger
+
+    @property
+    def gains(self) -> Gains:
+        return Here(np.zeros(len(self.batch.sizes), np.uint64))
+
+    def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
+        for i, (bits, digest) in replaced.items():
+            self.ledger.digests[i] = digest
+            yield replacement(self.batch.specs[i], bits, digest)
+
+
+def _on_this_side(digests: torch.Tensor) -> npt.NDArray[np.uint64]:
+    return digests.cpu().numpy().view(np.uint64)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optimizer]:
+    """Whose step changes a parameter, by its identity."""
+    owners = {
+        id(parameter): optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    sources = {name: slot.source for name, slot in live.slots.items() if name not in live.made}
+    if not any(id(source) in owners for source in sources.values()):
+        hint = "Make it with model.parameters() of this very model, and after moving that to its device."
+        raise UsageError("the optimizer owns none of the model's parameters", hint=hint)
+    for name, source in sources.items():
+        if source.requires_grad and id(source) not in owners:
+            hint = "Pass all optimizers as optimizer=[…], freeze it with requires_grad_(False), or use detect='device'."
+            raise UsageError("no optimizer that was given owns this parameter", tensor=name, hint=hint)
+    return owners

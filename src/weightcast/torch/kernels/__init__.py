@@ -1,0 +1,1 @@
+"""Kernels on torch tensors, one module per kind of device."""

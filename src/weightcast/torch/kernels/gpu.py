@@ -1,0 +1,261 @@
+"""Kernels for models on an NVIDIA or AMD GPU: Triton's, one launch for all tensors of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from weightcast.format.codec.ranks import band_cost, traits
+from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
+from weightcast.torch.batch import Batch, Copied, Ledger
+from weightcast.torch.kernels import triton as kernels
+from weightcast.torch.kernels.triton import SUB, TILE, launch
+from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks, Transit
+
+_NARROW = {None: 0, "BF16": 1, "F16": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class GpuFlips(DeviceFlips):
+    """And tile by tile: how many there are, and where the last one ends."""
+
+    counts: torch.Tensor
+    ends: torch.Tensor
+
+
+class _Tables:
+    """How a batch is cut into tiles and blocks: kept on this side, on the device only while there is work."""
+
+    def __init__(self, batch: Batch):
+        sizes = np.array(batch.sizes, np.int64)
+        tiles, blocks = -(-sizes // TILE), -(-sizes // BLOCK)
+        first_tile, first_block = (np.concatenate([[0], np.cumsum(counts)]) for counts in (tiles, blocks))
+        tile_tensor, block_tensor = np.repeat(np.arange(sizes.size), tiles), np.repeat(np.arange(sizes.size), blocks)
+        tile_ordinal = np.arange(tile_tensor.size) - first_tile[tile_tensor]
+        block_ordinal = np.arange(block_tensor.size) - first_block[block_tensor]
+        per_block = BLOCK // TILE
+        self.tiles, self.blocks = tile_tensor.size, block_tensor.size
+        wide = [sizes, first_tile]
+        narrow = [
+            tile_tensor,
+            tile_ordinal,
+            first_block[tile_tensor] + tile_ordinal // per_block,
+            block_tensor,
+            block_ordinal,
+            first_tile[block_tensor] + block_ordinal * per_block,
+            np.minimum(tiles[block_tensor] - block_ordinal * per_block, per_block),
+        ]
+        packed = np.concatenate([*(part.view(np.int32) for part in wide), *(part.astype(np.int32) for part in narrow)])
+        self._packed = torch.from_numpy(packed)
+        if batch.device.type == "cuda":
+            self._packed = self._packed.pin_memory()
+        self._cuts = np.cumsum([2 * part.size for part in wide] + [part.size for part in narrow])[:-1].tolist()
+
+    def there(self, device: torch.device) -> _Cut:
+        packed = self._packed.to(device, non_blocking=True)
+        sizes, first_tile, *narrow = packed.tensor_split(self._cuts)
+        wide = sizes.view(torch.int64), first_tile.view(torch.int64)
+        return _Cut(self.tiles, self.blocks, *wide, *narrow)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """The tables of a batch on its device."""
+
+    tiles: int
+    blocks: int
+    sizes: torch.Tensor
+    first_tile: torch.Tensor
+    """Of each tensor, and one more."""
+    tile_tensor: torch.Tensor
+    tile_ordinal: torch.Tensor
+    tile_block: torch.Tensor
+    block_tensor: torch.Tensor
+    block_ordinal: torch.Tensor
+    block_tile: torch.Tensor
+    block_tiles: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Addresses:
+    table: torch.Tensor
+    aligned: bool
+    """To what the widest loads need."""
+
+
+def _addresses(places: list[int], device: torch.device) -> _Addresses:
+    table = np.array(places, np.int64)
+    # So few bytes are taken over at once, pinned or not.
+    return _Addresses(torch.from_numpy(table).to(device, non_blocking=True), not (table % 16).any())
+
+
+class GpuKernels:
+    """Implements `Kernels`. All work is queued on the current stream; `differ` alone waits, to learn how many."""
+
+    def __init__(self) -> None:
+        self._tables: WeakKeyDictionary[Batch, _Tables] = WeakKeyDictionary()
+        self._cuts: WeakKeyDictionary[Batch, _Cut] = WeakKeyDictionary()
+        self._live: WeakKeyDictionary[Batch, tuple[list[int], _Addresses]] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[Copied, _Addresses] = WeakKeyDictionary()
+        self._costs: dict[torch.device, torch.Tensor] = {}
+
+    def take(self, batch: Batch) -> Copied:
+        copied = Copied.room(batch)
+        cut, source, target = self._cut(batch), self._sources(batch), self._copy(copied)
+        launch(
+            kernels.take, cut.tiles, source.table, target.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal,
+            **self._widths(batch), TILE=TILE, ALIGNED=source.aligned and target.aligned,
+        )  # fmt: skip
+        return copied
+
+    def differ(self, batch: Batch, old: Copied) -> GpuFlips:
+        cut, source, before = self._cut(batch), self._sources(batch), self._copy(old)
+        aligned = before.aligned and source.aligned
+        marks = torch.empty(cut.tiles * (TILE // 32), dtype=torch.int32, device=batch.device)
+        counts = torch.empty(cut.tiles, dtype=torch.int32, device=batch.device)
+        launch(
+            kernels.mark, cut.tiles, before.table, source.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, marks,
+            counts, **self._widths(batch), TILE=TILE, ALIGNED=aligned,
+        )  # fmt: skip
+        ends = _added_up(counts)
+        bounds: list[int] = ends[cut.first_tile].tolist()  # waits
+        wide = max(batch.sizes, default=0) > 1 << 31
+        indices = torch.empty(bounds[-1], dtype=torch.int64 if wide else torch.int32, device=batch.device)
+        was = torch.empty(bounds[-1], dtype=batch.word, device=batch.device)
+        launch(
+            kernels.extract, cut.tiles, before.table, cut.tile_tensor, cut.tile_ordinal, marks, ends[1:], counts,
+            indices, was, TILE=TILE, WIDTH=batch.kind.width, num_warps=1,
+        )  # fmt: skip
+        return GpuFlips(bounds, indices, was, counts, ends)
+
+    def count(self, flips: GpuFlips) -> int:
+        return flips.bounds[-1]
+
+    def put(self, copied: Copied, flips: GpuFlips) -> None:
+        self._put(copied, flips, flips.was)
+
+    def _put(self, copied: Copied, flips: GpuFlips, values: torch.Tensor) -> None:
+        cut = self._cut(copied.batch)
+        launch(
+            kernels.put, cut.tiles, self._copy(copied).table, cut.tile_tensor, flips.ends[1:], flips.counts,
+            flips.indices, values, STEP=64, WIDTH=copied.batch.kind.width, num_warps=2,
+        )  # fmt: skip
+
+    def deliver(
+        self, batch: Batch, flips: GpuFlips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+    ) -> Arriving:
+        cut = self._cut(batch)
+        now = torch.empty_like(flips.was)
+        sums = torch.empty(cut.tiles, dtype=torch.int64, device=batch.device)
+        launch(
+            kernels.gather, cut.tiles, self._sources(batch).table, cut.tile_tensor, flips.ends[1:], flips.counts,
+            flips.indices, flips.was, now, sums, **self._widths(batch), STEP=64, num_warps=2,
+        )  # fmt: skip
+        gains = Transit([self._by_tensor(batch, sums)])  # ahead of the ranks, which nobody waits for
+        ranks = None
+        if ranked and flips.bounds[-1]:
+            old = shadow
+            if old is None:
+                old = self.take(batch)
+                self.put(old, flips)
+            ranks = self._rank(batch, old, flips, now)
+        if shadow is not None:
+            self._put(shadow, flips, now)
+        return Arriving(batch, flips, now, gains, ranks)
+
+    def _rank(self, batch: Batch, old: Copied, flips: GpuFlips, now: torch.Tensor) -> DeviceRanks:
+        cut, device, before = self._cut(batch), batch.device, self._copy(old)
+        dtype = traits(batch.kind)
+        shape = {
+            "WIDTH": dtype.width, "MAGNITUDE": int(dtype.magnitude), "SHIFT": int(dtype.shift), "BIAS": dtype.bias,
+        }  # fmt: skip
+        bands = torch.zeros(cut.blocks, dtype=torch.uint8, device=device)
+        uppers = torch.zeros(cut.blocks * MAX_BANDS, dtype=torch.uint8, device=device)
+        band_of = torch.empty(cut.blocks * 256, dtype=torch.uint8, device=device)
+        sizes = torch.zeros(cut.blocks * MAX_BANDS, dtype=torch.int32, device=device)
+        in_tile = torch.empty(cut.tiles * MAX_BANDS, dtype=torch.int32, device=device)
+        in_sub = torch.empty(cut.tiles * (TILE // SUB) * MAX_BANDS, dtype=torch.int16, device=device)
+        ranks = torch.empty(flips.bounds[-1], dtype=torch.int32, device=device)
+        launch(
+            kernels.choose, cut.blocks, before.table, cut.sizes, cut.block_tensor, cut.block_ordinal, cut.block_tile,
+            flips.ends[1:], flips.counts, flips.was, now, self._cost(device), bands, uppers, band_of, **shape,
+            SIGNED=dtype.signed_magnitude, TILE=TILE, STEP=1024,
+        )  # fmt: skip
+        launch(
+            kernels.tally, cut.tiles, before.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, cut.tile_block,
+            bands, band_of, in_tile, in_sub, **shape, TILE=TILE, SUB=SUB, ALIGNED=before.aligned,
+        )  # fmt: skip
+        launch(kernels.add_up, cut.blocks, cut.block_tile, cut.block_tiles, bands, in_tile, sizes)
+        launch(
+            kernels.rank, cut.tiles, before.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, cut.tile_block,
+            flips.ends[1:], flips.counts, flips.indices, flips.was, uppers, band_of, in_tile, in_sub, ranks, **shape,
+            TILE=TILE, SUB=SUB, STEP=8, ALIGNED=before.aligned, num_warps=1,
+        )  # fmt: skip
+        return DeviceRanks(ranks, bands, uppers, sizes)
+
+    def digests(self, batch: Batch) -> torch.Tensor:
+        cut, source = self._cut(batch), self._sources(batch)
+        sums = torch.empty(cut.tiles, dtype=torch.int64, device=batch.device)
+        widths = self._widths(batch)
+        launch(
+            kernels.digest, cut.tiles, source.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, sums, TILE=TILE,
+            BITS=widths["BITS"], NARROW=widths["NARROW"], ALIGNED=source.aligned,
+        )  # fmt: skip
+        return self._by_tensor(batch, sums)
+
+    def _by_tensor(self, batch: Batch, sums: torch.Tensor) -> torch.Tensor:
+        """Sums over tiles as sums over tensors, modulo 2**64."""
+        ends = _added_up(sums)[self._cut(batch).first_tile]
+        return ends[1:] - ends[:-1]
+
+    def rest(self, batch: Batch) -> None:
+        self._cuts.pop(batch, None)
+        self._live.pop(batch, None)
+        self._costs.clear()
+
+    def _cut(self, batch: Batch) -> _Cut:
+        if batch not in self._tables:
+            self._tables[batch] = _Tables(batch)
+        if batch not in self._cuts:
+            self._cuts[batch] = self._tables[batch].there(batch.device)
+        return self._cuts[batch]
+
+    def _copy(self, copied: Copied) -> _Addresses:
+        if copied not in self._copies:
+            self._copies[copied] = _addresses(copied.addresses(), copied.batch.device)
+        return self._copies[copied]
+
+    def _sources(self, batch: Batch) -> _Addresses:
+        """Where the model is. It seldom moves, so the table is there already."""
+        places = [slot.address() for slot in batch.slots]
+        known = self._live.get(batch)
+        if known is None or known[0] != places:
+            known = self._live[batch] = places, _addresses(places, batch.device)
+        return known[1]
+
+    def _cost(self, device: torch.device) -> torch.Tensor:
+        if device not in self._costs:
+            self._costs[device] = _pinned_cost(device.type).to(device, non_blocking=True)
+        return self._costs[device]
+
+    def _widths(self, batch: Batch) -> dict[str, Any]:
+        bits = 32 if batch.narrow else batch.kind.width
+        return {"BITS": bits, "WIDTH": batch.kind.width, "NARROW": _NARROW[batch.narrow]}
+
+
+@cache
+def _pinned_cost(kind: str) -> torch.Tensor:
+    cost = torch.from_numpy(band_cost())
+    return cost.pin_memory() if kind == "cuda" else cost
+
+
+def _added_up(counts: torch.Tensor) -> torch.Tensor:
+    """0 and all sums from the first on; 64-bit integers wrap around."""
+    ends = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, dtype=torch.int64, out=ends[1:])
+    return ends

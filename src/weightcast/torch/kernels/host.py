@@ -1,0 +1,264 @@
+"""Kernels for models in this machine's memory: numba's, on torch's own bytes.
+
+Here memory is cheap and threads are not: the copy of a step is kept until what changed has been ranked against it,
+behind, and its room is used again, since fresh pages would cost more than the copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, finalize
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weightcast.format.codec.ranks import SPAN, Ranks, rank
+from weightcast.format.digest import tensor_digest
+from weightcast.format.kernels import cpu
+from weightcast.format.patch import Indices
+from weightcast.format.scan import Change
+from weightcast.format.tensors import Bits, TensorSpec
+from weightcast.format.workers import Workers
+from weightcast.torch.batch import Batch, Copied, Ledger, change_of, log_edits, replacement
+
+_FORMATS = {"BF16": (7, 8), "F16": (10, 5)}
+
+
+@dataclass(frozen=True, eq=False)
+class Flips:
+    """Per tensor: sorted flat indices, and the bits that were there. ``old`` has what was there everywhere."""
+
+    places: list[tuple[Indices, Bits]]
+    old: Copied
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    spec: TensorSpec
+    indices: Indices
+    was: Bits
+    now: Bits
+    gain: int
+
+
+@dataclass(frozen=True, eq=False)
+class Here:
+    """Implements `Gains`."""
+
+    gains: npt.NDArray[Any]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        return [self.gains]
+
+
+class HostDelivered:
+    """Implements `Delivered`. Ranks are made when somebody asks for the changes, or wants the old copy for himself."""
+
+    def __init__(
+        self,
+        found: list[_Found],
+        old: Copied,
+        ranked: bool,
+        is_shadow: bool,
+        ledger: Ledger | None,
+        workers: Workers,
+    ):
+        self.gains = Here(np.array([one.gain for one in found], np.uint64))
+        self._found, self._ranked, self._is_shadow, self._workers = found, ranked, is_shadow, workers
+        self._ledger = ledger
+        self._edited: dict[int, tuple[Bits, int]] = {}
+        self._old: Copied | None = old
+        self._ranks: list[Ranks | None] = [None] * len(found)
+        self._lock = threading.Lock()
+
+    def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
+        self.settle()
+        for i, (_, digest) in replaced.items():
+            if self._ledger is not None:
+                self._ledger.digests[i] = digest
+        replaced = self._edited | dict(replaced)
+        for i, (one, ranks) in enumerate(zip(self._found, self._ranks, strict=True)):
+            change = change_of(one.spec, one.indices, one.was, one.now, one.gain, ranks)
+            if i in replaced:
+                yield replacement(one.spec, *replaced[i])
+            elif change is not None:
+                yield change
+
+    def settle(self) -> None:
+        """Be done with the old copy: rank against it and, if it is a shadow, bring it up to now."""
+        with self._lock:
+            old, self._old = self._old, None
+            if old is None:
+                return
+            tensors = [_unsigned(words) for words in old.words()]
+            if self._ledger is not None:
+                self._check(self._ledger, tensors)
+            if self._ranked:
+                work = self._workers.stream(lambda i: self._rank(i, tensors[i]), range(len(tensors)), self._size)
+                self._ranks = list(work)
+            if self._is_shadow:
+                for bits, one in zip(tensors, self._found, strict=True):
+                    cpu.scatter(bits, one.indices, one.now)
+
+    def _check(self, ledger: Ledger, tensors: list[Bits]) -> None:
+        """What was edited before the step began is not what the ledger has: it is sent whole."""
+        digests = self._workers.stream(
+            lambda i: tensor_digest(tensors[i], self._workers), range(len(tensors)), self._size
+        )
+        found = np.array(list(digests), np.uint64)
+        wrong = np.flatnonzero(found != ledger.digests)
+        ledger.digests = found + self.gains.gains
+        for i in wrong.tolist():
+            one, bits = self._found[i], tensors[i].copy()
+            cpu.scatter(bits, one.indices, one.now)
+            self._edited[i] = bits, int(ledger.digests[i])
+        log_edits([self._found[i].spec.name for i in wrong.tolist()])
+
+    def _size(self, i: int) -> int:
+        return self._found[i].spec.elements
+
+    def _rank(self, i: int, bits: Bits) -> Ranks | None:
+        one = self._found[i]
+        if not one.indices.size:
+            return None
+        return rank(one.spec, one.indices, one.was, one.now, lambda at, n: bits[at : at + n], self._workers)
+
+
+class HostKernels:
+    """Implements `Kernels`; threads share a tensor's spans."""
+
+    def __init__(self, workers: Workers):
+        self._workers = workers
+        self._room = threading.local()
+        self._rooms: WeakKeyDictionary[Batch, list[list[torch.Tensor]]] = WeakKeyDictionary()
+        self._unsettled: WeakKeyDictionary[Copied, HostDelivered] = WeakKeyDictionary()
+
+    def take(self, batch: Batch) -> Copied:
+        copied = self._room_for(batch)
+        taken, sources = [_unsigned(words) for words in copied.words()], bits_in(batch)
+
+        def one(task: tuple[int, int]) -> None:
+            i, first = task
+            _wire(batch, sources[i][first : first + SPAN], taken[i][first : first + SPAN])
+
+        self._workers.map(one, _spans(batch))
+        return copied
+
+    def _room_for(self, batch: Batch) -> Copied:
+        rooms = self._rooms.setdefault(batch, [])
+        copied = Copied(batch, rooms.pop()) if rooms else Copied.room(batch)
+        finalize(copied, _give_back, rooms, copied.chunks).atexit = False
+        return copied
+
+    def differ(self, batch: Batch, old: Copied) -> Flips:
+        unsettled = self._unsettled.pop(old, None)
+        if unsettled is not None:
+            unsettled.settle()
+        sources, olds = bits_in(batch), [_unsigned(words) for words in old.words()]
+
+        def one(task: tuple[int, int]) -> tuple[Indices, Bits]:
+            i, first = task
+            before = olds[i][first : first + SPAN]
+            after = self._wire_span(batch, sources[i], first, before.size)
+            # Room for every element: pages that are never written are never allocated.
+            indices, was, now = np.empty(before.size, np.int64), np.empty_like(before), np.empty_like(before)
+            n = cpu.changes(before, after, first, indices, was, now)
+            return indices[:n].copy(), was[:n].copy()
+
+        tasks = _spans(batch)
+        pieces: list[list[tuple[Indices, Bits]]] = [[] for _ in batch.sizes]
+        for (i, _), piece in zip(tasks, self._workers.map(one, tasks), strict=True):
+            pieces[i].append(piece)
+        return Flips([_joined(parts, batch.kind.word) for parts in pieces], old)
+
+    def count(self, flips: Flips) -> int:
+        return sum(indices.size for indices, _ in flips.places)
+
+    def put(self, copied: Copied, flips: Flips) -> None:
+        for words, (indices, was) in zip(copied.words(), flips.places, strict=True):
+            cpu.scatter(_unsigned(words), indices, was)
+
+    def deliver(
+        self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+    ) -> HostDelivered:
+        sources = bits_in(batch)
+
+        def one(i: int) -> _Found:
+            indices, was = flips.places[i]
+            there, now = np.empty(indices.size, sources[i].dtype), np.empty_like(was)
+            cpu.gather(sources[i], indices, 0, there)
+            _wire(batch, there, now)
+            return _Found(batch.specs[i], indices, was, now, int(cpu.digest_change(indices, was, now)))
+
+        found = self._workers.map(one, range(len(sources)))
+        old = flips.old if shadow is None else shadow
+        delivered = HostDelivered(found, old, ranked, shadow is not None, ledger, self._workers)
+        if shadow is not None:
+            self._unsettled[shadow] = delivered
+        return delivered
+
+    def rest(self, batch: Batch) -> None:
+        """Nothing is held."""
+
+    def digests(self, batch: Batch) -> torch.Tensor:
+        sources = bits_in(batch)
+
+        def one(task: tuple[int, int]) -> int:
+            i, first = task
+            bits = self._wire_span(batch, sources[i], first, min(SPAN, batch.sizes[i] - first))
+            return int(cpu.digest_runs(bits, np.array([first], np.int64)))
+
+        tasks, sums = _spans(batch), [0] * len(batch.sizes)
+        for (i, _), part in zip(tasks, self._workers.map(one, tasks), strict=True):
+            sums[i] += part
+        return torch.from_numpy(np.array([total % (1 << 64) for total in sums], np.uint64).view(np.int64))
+
+    def _wire_span(self, batch: Batch, source: Bits, first: int, size: int) -> Bits:
+        """Wire bits of a span: the memory itself where nothing is rounded, else a thread's own room."""
+        span = source[first : first + size]
+        if batch.narrow is None:
+            return span
+        room = getattr(self._room, "bytes", None)
+        if room is None:
+            room = self._room.bytes = np.empty(SPAN * 8, np.uint8)
+        out: Bits = room[: size * batch.kind.word.itemsize].view(batch.kind.word)
+        _wire(batch, span, out)
+        return out
+
+
+def _give_back(rooms: list[list[torch.Tensor]], chunks: list[torch.Tensor]) -> None:
+    """Two take turns: one in use, one being ranked against."""
+    if len(rooms) < 2:
+        rooms.append(chunks)
+
+
+def _spans(batch: Batch) -> list[tuple[int, int]]:
+    """Which tensor, and from which element on."""
+    return [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
+
+
+def _joined(parts: list[tuple[Indices, Bits]], word: np.dtype) -> tuple[Indices, Bits]:
+    if not parts:
+        return np.empty(0, np.int64), np.empty(0, word)
+    return np.concatenate([indices for indices, _ in parts]), np.concatenate([was for _, was in parts])
+
+
+def bits_in(batch: Batch) -> list[Bits]:
+    """The memory of a batch's tensors as unsigned integers."""
+    return [_unsigned(words) for words in batch.words()]
+
+
+def _unsigned(words: torch.Tensor) -> Bits:
+    bits: Bits = words.numpy()
+    return bits.view(f"<u{bits.itemsize}")
+
+
+def _wire(batch: Batch, source: Bits, out: Bits) -> None:
+    if batch.narrow is None:
+        np.copyto(out, source)
+    else:
+        cpu.narrow(source, *_FORMATS[batch.narrow], out)

@@ -1,0 +1,1 @@
+"""Maintenance of a channel: squash, collect, verify, repair."""

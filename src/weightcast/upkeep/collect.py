@@ -1,0 +1,366 @@
+"""Deleting what nobody needs: take stock, decide (`retention`), delete in an order that no reader can notice.
+
+A manifest goes first. Its objects are written on a list that ages by the store's clock, and go once the list is a grace
+period old: whoever read the manifest just before has that long to fetch them. Each object is looked at once more right
+before it goes, since taking stock of a large channel takes long.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.keys import (
+    ANCHORS,
+    CHANNEL,
+    CHANNEL_COPY,
+    DELTAS,
+    DOOMED,
+    HEAD,
+    INDEX,
+    MANIFESTS,
+    PINS,
+    RECORD,
+    REPLICAS,
+    SQUASHES,
+    WRITER,
+    AnchorFile,
+    manifest_key,
+    read_anchor_key,
+    read_delta_key,
+    read_manifest_key,
+    read_squash_key,
+)
+from weightcast.channel.notes import heartbeats, pins, write_index
+from weightcast.channel.records import Manifest
+from weightcast.channel.retention import Garbage, Inventory, Kept, Retention, collectable
+from weightcast.channel.route import Edge
+from weightcast.errors import AccessError, ChannelError, FormatError, MissingError, UnsupportedError
+from weightcast.format.safetensors import parse_json
+from weightcast.store.base import Listed, Store, debris, delete_all, discard_debris
+from weightcast.store.probe import PROBES, clock
+
+_READERS = 16
+"""Manifests that are read at a time."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a run deleted, or would."""
+
+    versions: tuple[int, ...]
+    objects: tuple[str, ...]
+    doomed: tuple[str, ...]
+    """Objects that follow in a run a grace period later."""
+    nbytes: int
+    """Freed now."""
+    debris: tuple[str, ...] = ()
+    """Uploads that were interrupted, and left bytes that are no objects."""
+    ignored_pins: tuple[int, ...] = ()
+    """Pins of versions that are not there: they hold nothing."""
+    damage: tuple[str, ...] = ()
+    """Why no version and no object of one goes: what cannot be reached, and what is missing for it."""
+
+
+def take_stock(chain: Chain, now: float) -> Stock:
+    """What the bucket holds, with ages, and the size of every object that might go."""
+    head = chain.head()
+    if head is None:
+        raise ChannelError("the channel has no version yet", file=chain.store.url)
+    ages = {}
+    for listed in chain.store.list(MANIFESTS):
+        found = read_manifest_key(listed.key)
+        if found and chain.is_commit(listed.key):
+            ages[found[0]] = now - listed.modified
+    committed, problems = _committed(chain, ages)
+    stock = Stock(head.position.version, ages, committed, problems)
+    for listed in (*chain.store.list(DELTAS), *chain.store.list(SQUASHES)):
+        edge = _edge(listed)
+        if edge is not None:
+            stock.sort(edge, {listed.key: listed.size}, now - listed.modified)
+    for edge, sizes, age in _anchors(chain, now):
+        problem = _problem_of(chain, edge, sizes) if edge.key + RECORD in sizes else None
+        stock.seen |= sizes
+        if problem is None:
+            stock.sort(edge, sizes, age)
+            stock.references |= {edge.key} if _is_reference(edge.key, sizes) else set()
+        else:
+            stock.problems.append(problem)  # no way, and nothing to delete either
+    for listed in chain.store.list(PROBES):
+        stock.orphan({listed.key: listed.size}, now - listed.modified)
+    stock.replicas = tuple((beat.position.version, now - when) for beat, when in heartbeats(chain))
+    stock.pins = frozenset(pins(chain))
+    return stock
+
+
+def _committed(chain: Chain, versions: Iterable[int]) -> tuple[dict[int, Manifest], list[str]]:
+    """The manifests themselves, since names alone do not tell a way from what a writer left that was outrun, or died;
+    and what is wrong with those that cannot be read.
+    """
+
+    def read(version: int) -> Manifest | str | None:
+        try:
+            return chain.manifest(version)
+        except MissingError:
+            return None
+        except FormatError as error:
+            return f"{manifest_key(version)} cannot be read: {error.problem}"
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = list(pool.map(read, versions))
+    manifests = {one.position.version: one for one in found if isinstance(one, Manifest)}
+    return manifests, [one for one in found if isinstance(one, str)]
+
+
+@dataclass
+class Stock:
+    """Sorts what is found into ways, what was one, and what never was; what is damaged is left alone."""
+
+    newest: int
+    ages: dict[int, float]
+    committed: dict[int, Manifest]
+    problems: list[str] = field(default_factory=list)
+    """What cannot be read or is not what a record says."""
+    seen: dict[str, int] = field(default_factory=dict)
+    """Sizes of all objects that a manifest may name."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Sizes of those that may go."""
+    ways: list[Kept] = field(default_factory=list)
+    spent: list[Kept] = field(default_factory=list)
+    orphans: list[tuple[str, float]] = field(default_factory=list)
+    references: set[str] = field(default_factory=set)
+    replicas: tuple[tuple[int, float], ...] = ()
+    pins: frozenset[int] = frozenset()
+
+    def sort(self, edge: Edge, sizes: dict[str, int], age: float) -> None:
+        self.seen |= sizes
+        if edge.result > self.newest:
+            return  # it may be committed at any moment; once the head has passed it, it is a way or an orphan
+        self.sizes |= sizes
+        manifest = self.committed.get(edge.result)
+        unfinished = edge.base is None and edge.key + RECORD not in sizes
+        if manifest is None and edge.key.startswith(DELTAS):
+            self.spent.append(Kept(edge, age))
+        elif unfinished or (manifest is not None and not _fits(manifest, edge)):
+            self.orphan(sizes, age)
+        elif manifest is None or manifest.object.key != edge.key or manifest.object.size == edge.nbytes:
+            self.ways.append(Kept(edge, age))
+
+    def orphan(self, sizes: dict[str, int], age: float) -> None:
+        self.sizes |= sizes
+        self.orphans += [(key, age) for key in sizes]
+
+    def inventory(self) -> Inventory:
+        """For `collectable`. A pin of a version that is not there can be kept by nothing: it does not count."""
+        pinned = self.pins & self.ages.keys()
+        ways, spent, orphans = tuple(self.ways), tuple(self.spent), tuple(self.orphans)
+        references = frozenset(self.references)
+        return Inventory(self.newest, self.ages, ways, orphans, pinned, self.replicas, references, spent)
+
+    def damage(self, unreachable: tuple[int, ...]) -> tuple[str, ...]:
+        """Why versions cannot be reached: one line for each thing that is not there, or not as it should be."""
+        if not unreachable:
+            return ()
+        more = f" nor to {len(unreachable) - 1:,} others" if len(unreachable) > 1 else ""
+        found = [f"no way leads to version {unreachable[0]}{more}"]
+        for manifest in self.committed.values():
+            ref = manifest.object
+            if ref.key not in self.seen:
+                found.append(f"{ref.key} is missing")
+            elif self.seen[ref.key] != ref.size:
+                found.append(f"{ref.key} has {self.seen[ref.key]} bytes, its manifest says {ref.size}")
+        if not any(kept.edge.base is None for kept in self.ways):
+            found.append("no whole anchor is left")
+        return (*found, *self.problems)
+
+
+def _fits(manifest: Manifest, edge: Edge) -> bool:
+    """Whether a way leads to what was committed; a delta must be the very one."""
+    if edge.key.startswith(DELTAS):
+        return manifest.object.key == edge.key
+    return manifest.position.digest.startswith(edge.digest)
+
+
+def _problem_of(chain: Chain, edge: Edge, sizes: dict[str, int]) -> str | None:
+    """What is wrong with an anchor, if its files are not what its record says."""
+    try:
+        for ref in chain.anchor(edge.key + RECORD).files:
+            if sizes.get(ref.key) != ref.size:
+                found = f"has {sizes[ref.key]} bytes" if ref.key in sizes else "is missing"
+                return f"{ref.key} {found}, its anchor says {ref.size} bytes"
+    except MissingError:
+        return f"{edge.key}{RECORD} is missing"
+    except FormatError as error:
+        return f"{edge.key}{RECORD} cannot be read: {error.problem}"
+    return None
+
+
+def _edge(listed: Listed) -> Edge | None:
+    """A delta or a squash, as a way."""
+    delta, squash = read_delta_key(listed.key), read_squash_key(listed.key)
+    if delta:
+        return Edge(delta[0] - 1, delta[0], listed.size, listed.key, delta[1])
+    return Edge(squash[0], squash[1], listed.size, listed.key, squash[2]) if squash else None
+
+
+def _anchors(chain: Chain, now: float) -> Iterator[tuple[Edge, dict[str, int], float]]:
+    """Each anchor, its objects' sizes, and the age of the youngest."""
+    places: dict[str, AnchorFile] = {}
+    folders: dict[str, list[Listed]] = {}
+    for listed in chain.store.list(ANCHORS):
+        place = read_anchor_key(listed.key)
+        if place is not None:
+            places[place.folder] = place
+            folders.setdefault(place.folder, []).append(listed)
+    for folder, files in folders.items():
+        sizes = {listed.key: listed.size for listed in files}
+        at = places[folder]
+        nbytes = chain.channel.table.nbytes if _is_reference(folder, sizes) else sum(sizes.values())
+        edge = Edge(None, at.version, nbytes, folder, at.digest)
+        yield edge, sizes, now - max(listed.modified for listed in files)
+
+
+def _is_reference(folder: str, sizes: Collection[str]) -> bool:
+    """Whether an anchor has no file of a checkpoint here: its record, and a copy of the channel's, are none."""
+    return folder + RECORD in sizes and not set(sizes) - {folder + RECORD, folder + CHANNEL_COPY}
+
+
+def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collected:
+    """Delete what nobody needs any more; with ``dry_run`` only say what that is."""
+    unfinished = debris(chain.store)  # before anything is written: a folder sweeps its old ones then
+    now = _now(chain, dry_run)
+    stock = take_stock(chain, now)
+    garbage = collectable(stock.inventory(), policy)
+    objects = _keys_of(garbage, stock.sizes)
+    lists = _doomed(chain)
+    ripe = {key for listed, keys in lists.items() if now - listed.modified >= policy.grace for key in keys}
+    # A list is as old as the listing it was made from: only what is still garbage goes.
+    gone = list(
+        dict.fromkeys([*(key for key in objects if key in ripe), *garbage.orphans, *_silent(chain, policy, now)])
+    )
+    waiting = tuple(key for key in objects if key not in ripe)
+    left = {listed.key: listed.size for listed in unfinished if now - listed.modified >= policy.grace}
+    if not dry_run:
+        listed_before = {key for keys in lists.values() for key in keys}
+        _doom(chain, garbage, [key for key in waiting if key not in listed_before])
+        gone = _delete_old(chain, gone, now, policy)
+        emptied = [listed.key for listed, keys in lists.items() if not (set(keys) - set(gone)) & stock.sizes.keys()]
+        delete_all(chain.store, emptied)
+        discard_debris(
+            chain.store, [listed.key for listed in debris(chain.store) if _is_still(listed, left, now, policy)]
+        )
+        if waiting or gone or garbage.manifests:
+            write_index(chain)
+    return Collected(
+        versions=garbage.manifests,
+        objects=tuple(gone),
+        doomed=waiting,
+        nbytes=sum(stock.sizes.get(key, 0) for key in gone) + sum(left.values()),
+        debris=tuple(left),
+        ignored_pins=tuple(sorted(stock.pins - stock.ages.keys())),
+        damage=stock.damage(garbage.unreachable),
+    )
+
+
+def _silent(chain: Chain, policy: Retention, now: float) -> Iterator[str]:
+    """Heartbeats of replicas that nobody waits for any more: machines come and go, and each has a name of its own."""
+    for listed in chain.store.list(REPLICAS):
+        if now - listed.modified >= max(policy.window, policy.patience, policy.grace):
+            yield listed.key
+
+
+def _doom(chain: Chain, garbage: Garbage, objects: list[str]) -> None:
+    """Delete manifests; their objects are written on a list first, and go a grace period later."""
+    if objects:
+        chain.store.put(f"{DOOMED}{uuid.uuid4().hex}.json", json.dumps(objects).encode())
+    delete_all(chain.store, _manifests(chain, set(garbage.manifests)) if garbage.manifests else [])
+
+
+def _delete_old(chain: Chain, keys: list[str], now: float, policy: Retention) -> list[str]:
+    """Delete those of ``keys`` that are still as old as they were when stock was taken; returns which.
+
+    Somebody may go on with an upload that looked abandoned: its files are young now, or its anchor has its record. No
+    store has a delete that is refused for an object written meanwhile, so what is written between this look and the
+    delete behind it, one request later, is still lost. An anchor's uploader looks at its files once more behind its
+    record, and sends again what is gone by then; only one that does all of that within this gap is left without them.
+    """
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        place = read_anchor_key(key)
+        groups.setdefault(place.folder if place else key[: key.index("/") + 1], []).append(key)
+    deleted = []
+    for prefix, members in groups.items():
+        ages = {listed.key: now - listed.modified for listed in chain.store.list(prefix)}
+        old = [key for key in members if key in ages and ages[key] >= policy.grace]
+        if prefix.startswith(ANCHORS) and not _is_abandoned(prefix, members, ages, policy):
+            continue
+        # An anchor without its record is none: the record goes first.
+        records = [key for key in old if key.endswith(f"/{RECORD}")]
+        for some in (records, [key for key in old if key not in records]):
+            delete_all(chain.store, some)
+        deleted += old
+    return deleted
+
+
+def _is_abandoned(folder: str, members: Collection[str], ages: dict[str, float], policy: Retention) -> bool:
+    """Whether an anchor's folder is still what it was: none of its files is young, and no record came to it."""
+    finished = folder + RECORD in ages and folder + RECORD not in members
+    return not finished and min(ages.values(), default=0.0) >= policy.grace
+
+
+def _is_still(listed: Listed, left: Collection[str], now: float, policy: Retention) -> bool:
+    """Whether an unfinished upload that looked abandoned still does."""
+    return listed.key in left and now - listed.modified >= policy.grace
+
+
+def _manifests(chain: Chain, versions: set[int]) -> list[str]:
+    """The keys of some versions' commits, also of those that lost a race."""
+    found = ((read_manifest_key(listed.key), listed.key) for listed in chain.store.list(MANIFESTS))
+    return [key for named, key in found if named and named[0] in versions]
+
+
+def _keys_of(garbage: Garbage, sizes: dict[str, int]) -> list[str]:
+    keys = []
+    for edge in garbage.edges:
+        keys += [key for key in sizes if key.startswith(edge.key)] if edge.base is None else [edge.key]
+    return keys
+
+
+def _doomed(chain: Chain) -> dict[Listed, list[str]]:
+    """The lists of what is to go, each with its keys."""
+    lists = {}
+    for listed in chain.store.list(DOOMED):
+        try:
+            keys = parse_json(read_record(chain.store, listed.key), "list")
+        except (MissingError, FormatError):
+            continue
+        lists[listed] = [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
+    return lists
+
+
+def _now(chain: Chain, dry_run: bool) -> float:
+    """The store's time. Where we may not write, and need not, the time of its newest commit, which is no later."""
+    try:
+        return clock(chain.store)
+    except (AccessError, UnsupportedError):
+        if not dry_run:
+            raise
+        return max((listed.modified for listed in chain.store.list(MANIFESTS)), default=0.0)
+
+
+def reset(store: Store) -> int:
+    """Delete a channel, so that another can begin in its place; what says there is one goes last. Returns how much."""
+    count = 0
+    for prefix in (MANIFESTS, PINS, REPLICAS, DOOMED, SQUASHES, DELTAS, ANCHORS, PROBES, HEAD, WRITER, INDEX):
+        keys = [listed.key for listed in store.list(prefix)]
+        delete_all(store, keys)
+        count += len(keys)
+    left = [listed.key for listed in debris(store)]
+    discard_debris(store, left)
+    record = [listed.key for listed in store.list(CHANNEL)]
+    delete_all(store, record)
+    return count + len(left) + len(record)

@@ -1,0 +1,117 @@
+"""Cutting squashes: the difference of two versions as one patch, proven by applying it before anyone sees it.
+
+Whoever squashes holds two copies of the weights per level, the base of the next squash and its result; the trainer is
+not asked for anything. Kept folders make the next run begin where this one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from weightcast.channel.chain import Chain
+from weightcast.channel.notes import write_index
+from weightcast.channel.policy import Pinned
+from weightcast.channel.route import LEVELS, Edge, reachable, squashes_due
+from weightcast.disk.apply import write_patch
+from weightcast.disk.durable import Report, noticing_full, silent
+from weightcast.disk.staged import stage
+from weightcast.errors import ChannelError, MismatchError, ResultError
+from weightcast.follow.holder import Staged, StagedPatch, position_of
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.subscriber import Subscriber
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
+from weightcast.format.workers import ONE, Workers
+
+
+def due(chain: Chain, levels: tuple[int, ...] = LEVELS) -> list[tuple[int, int]]:
+    """The squashes to cut now, narrow ones first."""
+    head = chain.head()
+    if head is None:
+        return []
+    newest = head.position.version
+    edges = chain.edges(None, newest)
+    have = {(edge.base, edge.result) for edge in edges if edge.base is not None}
+    there = reachable(edges) & {newest, *chain.versions()}
+    wanted = squashes_due(min(there, default=0), newest, have, levels)
+    return [(base, result) for base, result in wanted if base in there and result in there]
+
+
+def squash(
+    chain: Chain,
+    scratch: Path,
+    *,
+    levels: tuple[int, ...] = LEVELS,
+    workers: Workers = ONE,
+    report: Report = silent,
+) -> Iterator[Edge]:
+    """Cut every squash that is due, giving out each once it is in the bucket; ``scratch`` keeps the weights."""
+    with noticing_full(scratch.absolute().parent):
+        scratch.mkdir(exist_ok=True)
+    planned = due(chain, levels)
+    for level in levels:
+        wanted = [(base, result) for base, result in planned if result - base == level]
+        if not wanted:
+            continue
+        with ExitStack() as opened:
+            before, after = (
+                opened.enter_context(
+                    Subscriber(chain.store, scratch / f"{level}-{name}", threads=workers.threads, fold=False)
+                )
+                for name in ("base", "result")
+            )
+            for base, result in wanted:
+                with noticing_full(scratch):
+                    edge = _cut(chain, before, after, base, result, workers, report)
+                yield edge
+    if planned:
+        write_index(chain)
+
+
+def _cut(
+    chain: Chain,
+    before: Subscriber,
+    after: Subscriber,
+    base: int,
+    result: int,
+    workers: Workers,
+    report: Report,
+) -> Edge:
+    old, new = _bring(before, base), _bring(after, result)
+    assert old.weights is not None
+    assert new.weights is not None
+    assert old.standing is not None
+    start, position = position_of(old), chain.manifest(result).position
+    made, staged = old.workshop / "squash", old.workshop / "staged" / "squash"
+    try:
+        write_patch(old.weights, new.weights, made, "banded", workers, report)
+        # The proof: applied to the base, it gives the result. Then the base is where the next squash begins.
+        with FileSource(made) as source:
+            reached = stage(PatchReader(source), old.weights, old.standing, staged, workers, report)
+        if reached.position != position.digest:
+            problem = f"the squash comes out as {reached.position[:12]}, version {result} is {position.digest[:12]}"
+            raise ResultError(problem, expected=position.digest, found=reached.position, hint="Try again.")
+        edge = chain.put_squash(base, position, made)
+        old.take(Staged(start, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+    except MismatchError:
+        # Somebody else changed the folders in scratch. What is found now is put right when they are used next.
+        for mirror in (old, new):
+            mirror.examine()
+        raise
+    finally:
+        made.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
+    return edge
+
+
+def _bring(subscriber: Subscriber, version: int) -> Mirror:
+    subscriber.policy = Pinned(version)
+    staged = subscriber.poll()
+    if staged is not None:
+        subscriber.apply(staged)
+    holder = subscriber.holder
+    if subscriber.position is None or subscriber.position.version != version or not isinstance(holder, Mirror):
+        raise ChannelError(f"version {version} cannot be reached", file=subscriber.chain.store.url)
+    return holder

@@ -1,0 +1,899 @@
+"""Publishing and following: what a publisher promises, what a subscriber promises, on stores that behave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import Bag, same_bits, write_folder
+from channels import Counting, blank, channel_of, head_of, pull, small_model, train
+
+import weightcast as wc
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import SQUASHES, Position
+from weightcast.channel.notes import heartbeats, lease
+from weightcast.channel.records import Reference
+from weightcast.channel.retention import Retention
+from weightcast.errors import (
+    AccessError,
+    ChannelError,
+    ConflictError,
+    MissingError,
+    StoreError,
+    UnreachableError,
+    UsageError,
+)
+from weightcast.follow.mirror import Mirror
+from weightcast.format.scan import settle
+from weightcast.format.tensors import TensorSpec
+from weightcast.publish.from_checkpoint import cut_anchor, publish
+from weightcast.store.base import Data, Store
+from weightcast.store.file import FileStore
+from weightcast.store.memory import MemoryStore
+from weightcast.upkeep.collect import collect, reset
+from weightcast.upkeep.squash import squash
+from weightcast.upkeep.verify import verify, verify_deep
+
+
+@pytest.fixture
+def store() -> Store:
+    return MemoryStore()
+
+
+# -- init ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_channel_begins_with_an_anchor_that_any_tool_can_load(store: Store) -> None:
+    model = small_model()
+    manifest = wc.init(store, model, step=7)
+    assert (manifest.position.version, manifest.base, manifest.step) == (0, None, 7)
+    assert manifest.position.digest == wc.fingerprint(model).position
+    there = blank(model)
+    assert pull(store, there) == manifest.position
+    assert same_bits(there, model)
+
+
+def test_a_second_channel_in_the_same_place_is_refused(store: Store) -> None:
+    wc.init(store, small_model())
+    with pytest.raises(ConflictError, match="a channel here already"):
+        wc.init(store, small_model(1))
+
+
+def test_an_interrupted_init_is_completed_by_another(store: Store) -> None:
+    model = small_model()
+    chain = Chain.create(store, model.table)
+    manifest = wc.init(store, model)
+    assert manifest.channel == chain.channel.id
+    assert pull(store, blank(model)) == manifest.position
+
+
+def test_where_there_is_no_channel_a_publisher_begins_one_and_a_subscriber_says_so(store: Store) -> None:
+    model = small_model()
+    with pytest.raises(ChannelError, match="weightcast init"):
+        wc.Subscriber(store, model)
+    with wc.Publisher(store, model) as publisher:
+        assert publisher.position == Position(0, wc.fingerprint(model).position)
+    here = small_model(seed=1)
+    assert pull(store, here).version == 0
+    assert same_bits(here, model)
+
+
+def test_a_beginning_that_was_interrupted_is_completed_by_a_publisher(store: Store) -> None:
+    model = small_model()
+    Chain.create(store, model.table)
+    with wc.Publisher(store, model) as publisher:
+        assert publisher.position.version == 0
+
+
+def test_an_anchor_by_reference_uploads_no_weights(store: Store, tmp_path: Path) -> None:
+    model = small_model()
+    manifest = wc.init(store, model, reference=Reference("org/model", "abc123"))
+    assert not any(listed.key.endswith(".safetensors") for listed in store.list(""))
+    here = wc.Arrays.copy_of(model)
+    assert pull(store, here) == manifest.position
+    with wc.Publisher(store, model) as publisher:
+        train(model, 1)
+        publisher.publish()
+    assert pull(store, here).version == 1
+    assert same_bits(here, model)
+    with pytest.raises(ChannelError, match="Download org/model at abc123 into the replica's folder first"):
+        pull(store, tmp_path / "empty")
+
+
+# -- publish ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_step_arrives_bit_for_bit(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    there = blank(model)
+    with wc.Publisher(store, model) as publisher, wc.Subscriber(store, there) as subscriber:
+        for step in range(1, 6):
+            train(model, step)
+            receipt = publisher.publish(step=step)
+            committed = receipt.result(60)
+            staged = subscriber.poll()
+            assert staged is not None
+            assert subscriber.apply(staged) == committed.position
+            assert (committed.step, committed.position.version) == (step, step)
+            assert same_bits(there, model)
+            assert subscriber.poll() is None
+
+
+def test_a_receipt_can_be_awaited(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+
+    async def trainer() -> int:
+        with wc.Publisher(store, model) as publisher:
+            train(model, 1)
+            return (await publisher.publish(step=1)).position.version
+
+    assert asyncio.run(trainer()) == 1
+
+
+def test_a_task_that_is_cancelled_while_it_awaits_harms_nobody(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    slow = Counting(store)
+
+    async def trainer() -> None:
+        with wc.Publisher(slow, model) as publisher:
+            slow.gate.clear()
+            train(model, 1)
+            receipt = publisher.publish(step=1)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(receipt, 0.05)
+            slow.gate.set()
+            assert publisher.flush().version == 1
+            assert receipt.result(0).step == 1
+
+    asyncio.run(trainer())
+
+
+def test_publish_without_a_change_commits_nothing(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    with wc.Publisher(store, model) as publisher:
+        nothing = publisher.publish(step=1)
+        assert nothing.result(60).position == wc.Position(0, wc.fingerprint(model).position)
+        assert nothing.is_new is False
+        train(model, 1)
+        something = publisher.publish(step=2)
+        assert something.result(60).position.version == 1
+        assert something.is_new is True
+    assert head_of(store).version == 1
+
+
+def test_changes_that_were_taken_back_before_the_upload_commit_nothing(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    start, slow = wc.Arrays.copy_of(model), Counting(store)
+    with wc.Publisher(slow, model) as publisher:
+        slow.gate.clear()
+        train(model, 1)
+        first = publisher.publish(step=1)
+        middle = wc.Arrays.copy_of(model)
+        # These two wait behind the first, and are merged: there and back again.
+        receipts = [publisher.publish(step=2, weights=start), publisher.publish(step=3, weights=middle)]
+        slow.gate.set()
+        assert first.result(60).position.version == 1
+        assert receipts[-1].result(60).position.digest == wc.fingerprint(middle).position
+    assert head_of(store).digest == wc.fingerprint(middle).position
+
+
+def test_publish_takes_the_bits_of_the_moment(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    slow = Counting(store)
+    with wc.Publisher(slow, model) as publisher:
+        slow.gate.clear()
+        train(model, 1)
+        then = wc.Arrays.copy_of(model)
+        receipt = publisher.publish()
+        train(model, 2)  # while the upload waits
+        slow.gate.set()
+        receipt.result(60)
+    there = blank(model)
+    pull(store, there)
+    assert same_bits(there, then)
+
+
+def test_what_comes_while_an_upload_is_under_way_is_merged_and_nothing_is_lost(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    slow = Counting(store)
+    with wc.Publisher(slow, model) as publisher:
+        slow.gate.clear()
+        receipts = []
+        for step in range(1, 7):
+            train(model, step)
+            receipts.append(publisher.publish(step=step))
+            while ("put", "deltas/") not in [(verb, key[:7]) for verb, key in slow.calls]:
+                time.sleep(0.001)
+        while publisher._settled < len(receipts):  # else the last of them may come too late to be merged
+            time.sleep(0.001)
+        slow.gate.set()
+        commits = [receipt.result(60) for receipt in receipts]
+    assert [commit.position.version for commit in commits] == [1, 2, 2, 2, 2, 2]
+    assert (commits[0].codec, commits[1].codec) == ("banded", "gap")
+    assert commits[-1].step == 6
+    there = blank(model)
+    assert pull(store, there).version == 2
+    assert same_bits(there, model)
+
+
+class Failing(Counting):
+    """A store whose uploads fail while ``broken`` is set."""
+
+    broken = False
+
+    def put(self, key: str, data: Data) -> None:
+        if self.broken:
+            raise UnreachableError("no answer", url=self.url, key=key)
+        super().put(key, data)
+
+
+def test_a_failed_upload_is_merged_into_the_next_one(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+    with wc.Publisher(failing, model) as publisher:
+        failing.broken = True
+        train(model, 1)
+        first = publisher.publish(step=1)
+        with pytest.raises(UnreachableError):
+            publisher.flush()
+        assert not first.done()
+        train(model, 2)
+        second = publisher.publish(step=2)
+        failing.broken = False
+        assert publisher.flush().version == 1
+        assert first.result(0) == second.result(0)
+        assert second.result(0).step == 2
+    there = blank(model)
+    pull(store, there)
+    assert same_bits(there, model)
+
+
+def test_a_publisher_that_closes_in_vain_says_what_was_not_sent(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+    publisher = wc.Publisher(failing, model)
+    failing.broken = True
+    train(model, 1)
+    receipt = publisher.publish()
+    with pytest.raises(UnreachableError):
+        publisher.close()
+    with pytest.raises(StoreError, match="closed before this could be sent"):
+        receipt.result(10)
+    with pytest.raises(UsageError, match="closed"):
+        publisher.publish()
+
+
+def test_flush_gives_up_after_its_time(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    slow = Counting(store)
+    with wc.Publisher(slow, model) as publisher:
+        slow.gate.clear()
+        train(model, 1)
+        publisher.publish()
+        with pytest.raises(TimeoutError):
+            publisher.flush(timeout=0.05)
+        slow.gate.set()
+
+
+def test_a_model_of_another_table_is_refused(store: Store) -> None:
+    wc.init(store, small_model(tensors=3))
+    before = [listed.key for listed in store.list("")]
+    with pytest.raises(UsageError, match="on one side only"):
+        wc.Publisher(store, small_model(tensors=2))
+    with pytest.raises(UsageError, match="on one side only"):
+        wc.Subscriber(store, small_model(tensors=2))
+    assert [listed.key for listed in store.list("")] == before
+
+
+def test_every_dtype_travels(store: Store) -> None:
+    rng = np.random.default_rng(5)
+    from cases import PACKED_DTYPES, VALUE_DTYPES, moved, random_bits
+
+    specs = [TensorSpec(dtype.lower(), dtype, (40, 4)) for dtype in VALUE_DTYPES + PACKED_DTYPES]
+    old = Bag({spec: random_bits(rng, spec) for spec in specs})
+    new = Bag({spec: moved(rng, old.read(spec.name), 0.1, 2**62) for spec in specs})
+    wc.init(store, old)
+    with wc.Publisher(store, old) as publisher:
+        publisher.publish(weights=new)
+    there = old.copy()
+    with wc.Subscriber(store, there) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+    assert same_bits(there, new)
+
+
+# -- restart ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_at_the_head_goes_on(store: Store) -> None:
+    states = channel_of(store, 3)
+    with wc.Publisher(store, states[-1]) as publisher:
+        assert publisher.position == head_of(store)
+        train(states[-1], 99)
+        assert publisher.publish().result(60).position.version == 4
+
+
+def test_a_trainer_that_restarts_from_an_older_checkpoint_publishes_the_way_back(store: Store) -> None:
+    states = channel_of(store, 5)
+    with wc.Publisher(store, states[2]) as publisher:
+        assert publisher.position.version == 5, "nothing is published unasked"
+        receipt = publisher.publish(step=42)
+        assert receipt.result(60).position == wc.Position(6, wc.fingerprint(states[2]).position)
+        assert receipt.result().step == 42
+        assert receipt.result().codec == "banded"
+    follower = wc.Arrays.copy_of(states[5])
+    assert pull(store, follower).version == 6
+    assert same_bits(follower, states[2])
+
+
+def test_where_the_head_cannot_be_had_any_more_a_restart_publishes_an_anchor() -> None:
+    store = MemoryStore()
+    states = channel_of(store, 3)
+    for listed in list(store.list("deltas/")):
+        store.delete(listed.key)
+    train(states[-1], 99)
+    with wc.Publisher(store, states[-1]) as publisher:
+        assert publisher.position.version == 4
+    there = blank(states[-1])
+    assert pull(store, there).version == 4
+    assert same_bits(there, states[-1])
+
+
+# -- follow ----------------------------------------------------------------------------------------------------------
+
+
+def test_poll_touches_nothing_and_apply_asks_the_store_for_nothing(store: Store) -> None:
+    states = channel_of(store, 3)
+    there = wc.Arrays.copy_of(states[0])
+    counting = Counting(store)
+    with wc.Subscriber(counting, there) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        assert same_bits(there, states[0])
+        asked = len(counting.calls)
+        subscriber.apply(staged)
+        assert len(counting.calls) == asked
+    assert same_bits(there, states[3])
+
+
+@pytest.mark.parametrize("start", [0, 2, 4])
+def test_a_follower_is_found_by_its_bits_wherever_it_stands(store: Store, start: int) -> None:
+    states = channel_of(store, 4)
+    there = wc.Arrays.copy_of(states[start])
+    counting = Counting(store)
+    assert pull(counting, there) == head_of(store)
+    assert not [key for verb, key in counting.calls if verb == "get" and key.startswith("anchors/")]
+    assert same_bits(there, states[4])
+
+
+def test_the_policy_every_misses_no_version(store: Store) -> None:
+    states = channel_of(store, 5)
+    there = wc.Arrays.copy_of(states[0])
+    with wc.Subscriber(store, there, wc.Every()) as subscriber:
+        for version in range(1, 6):
+            staged = subscriber.poll()
+            assert staged is not None
+            assert subscriber.apply(staged).version == version
+            assert same_bits(there, states[version])
+        assert subscriber.poll() is None
+
+
+def test_the_policy_pinned_goes_back_as_well(store: Store) -> None:
+    states = channel_of(store, 5)
+    there = wc.Arrays.copy_of(states[5])
+    with wc.Subscriber(store, there, wc.Pinned(2)) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+        assert same_bits(there, states[2])
+        assert subscriber.poll() is None
+
+
+def test_the_policy_at_least_stays_until_it_is_asked_for_more(store: Store) -> None:
+    states = channel_of(store, 5)
+    there = wc.Arrays.copy_of(states[3])
+    with wc.Subscriber(store, there, wc.AtLeast(2)) as subscriber:
+        assert subscriber.poll() is None
+        subscriber.policy = wc.AtLeast(4)
+        staged = subscriber.poll()
+        assert staged is not None
+        assert subscriber.apply(staged).version == 5
+
+
+def test_follow_goes_on_until_it_is_stopped(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    there = wc.Arrays.copy_of(model)
+    seen: list[int] = []
+    with wc.Publisher(store, model) as publisher, wc.Subscriber(store, there) as subscriber:
+
+        def follow() -> None:
+            for position in subscriber.follow(every=0.01):
+                seen.append(position.version)
+                if position.version == 5:
+                    subscriber.stop()
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        for step in range(1, 6):
+            train(model, step)
+            publisher.publish(step=step).result(60)
+        thread.join(60)
+        assert not thread.is_alive()
+    assert seen == sorted(set(seen))
+    assert seen[-1] == 5
+    assert same_bits(there, model)
+
+
+def test_trouble_is_told_and_following_goes_on(store: Store) -> None:
+    states = channel_of(store, 1)
+
+    class Gone(Counting):
+        gone = 2
+
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            if key.startswith("manifests/") and self.gone:
+                self.gone -= 1
+                raise UnreachableError("no answer", url=self.url, key=key)
+            return super().get(key, start, length)
+
+    there, told = wc.Arrays.copy_of(states[0]), []
+    with wc.Subscriber(Gone(store), there) as subscriber:
+        for position in subscriber.follow(every=0.01, trouble=told.append):
+            assert position.version == 1
+            subscriber.stop()
+    assert [type(error) for error in told] == [UnreachableError, UnreachableError]
+
+
+def test_without_anyone_to_tell_trouble_ends_following(store: Store) -> None:
+    states = channel_of(store, 1)
+    with wc.Subscriber(store, states[0]) as subscriber:
+        for listed in list(store.list("channel")) + list(store.list("manifests")) + list(store.list("deltas")):
+            store.delete(listed.key)
+        with pytest.raises(ChannelError):
+            next(subscriber.follow(every=0.01))
+
+
+def test_a_follower_outlives_a_reset(store: Store, tmp_path: Path) -> None:
+    states = channel_of(store, 3)
+    there = wc.Arrays.copy_of(states[3])
+    with wc.Subscriber(store, there) as arrays, wc.Subscriber(store, tmp_path / "mirror") as mirror:
+        assert arrays.poll() is None
+        staged = mirror.poll()
+        assert staged is not None
+        mirror.apply(staged)
+        reset(store)
+        new = small_model(9)
+        wc.init(store, new)
+        for subscriber in (arrays, mirror):
+            reached = next(subscriber.follow(every=0.0))
+            assert reached == head_of(store)
+        assert same_bits(there, new)
+        weights = mirror.holder.weights
+        assert weights is not None
+        assert all(np.array_equal(weights.read(spec.name), new.read(spec.name)) for spec in new.table)
+
+
+def test_a_version_collected_under_an_idle_follower_is_noticed(store: Store) -> None:
+    states = channel_of(store, 6)
+    there = wc.Arrays.copy_of(states[2])
+    with wc.Subscriber(store, there) as subscriber:
+        subscriber.policy = wc.Pinned(2)
+        assert subscriber.poll() is None
+        squashed = list(squash(Chain.open(store), _scratch(), levels=(2,)))
+        assert squashed
+        for version in (3, 5):  # what a collector does once it is old
+            store.delete(f"manifests/{version:012d}.json")
+        subscriber.policy = wc.Newest()
+        assert next(subscriber.follow(every=0.0)).version == 6
+    assert same_bits(there, states[6])
+
+
+def _scratch() -> Path:
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="weightcast-test-"))
+
+
+# -- squash, verify --------------------------------------------------------------------------------------------------
+
+
+def test_a_squash_leads_where_its_deltas_lead(store: Store, tmp_path: Path) -> None:
+    states = channel_of(store, 17)
+    cut = list(squash(Chain.open(store), tmp_path / "scratch"))
+    assert [(edge.base, edge.result) for edge in cut] == [(0, 8), (8, 16)]
+    counting = Counting(store)
+    there = wc.Arrays.copy_of(states[0])
+    pull(counting, there)
+    fetched = {key for verb, key in counting.calls if verb == "get" and key.startswith(("deltas/", SQUASHES))}
+    assert len(fetched) == 3, "two squashes and the last delta"
+    assert same_bits(there, states[17])
+    assert list(squash(Chain.open(store), tmp_path / "scratch")) == []
+
+
+def test_wide_squashes_are_made_of_narrow_ones(store: Store, tmp_path: Path) -> None:
+    states = channel_of(store, 9)
+    cut = list(squash(Chain.open(store), tmp_path / "scratch", levels=(2, 4, 8)))
+    assert [(edge.base, edge.result) for edge in cut] == [(0, 2), (2, 4), (4, 6), (6, 8), (0, 4), (4, 8), (0, 8)]
+    there = wc.Arrays.copy_of(states[0])
+    pull(store, there)
+    assert same_bits(there, states[9])
+    assert [finding for _, finding in verify_deep(Chain.open(store), tmp_path / "walk") if finding] == []
+
+
+def test_squashing_again_later_goes_on_where_it_ended(store: Store, tmp_path: Path) -> None:
+    model = small_model()
+    wc.init(store, model)
+    for round_ in range(3):
+        with wc.Publisher(store, model) as publisher:
+            for step in range(4):
+                train(model, 10 * round_ + step)
+                publisher.publish().result(60)
+        counting = Counting(store)
+        cut = list(squash(Chain.open(counting), tmp_path / "scratch", levels=(4,)))
+        assert [(edge.base, edge.result) for edge in cut] == [(4 * round_, 4 * round_ + 4)]
+        anchors = [key for verb, key in counting.calls if verb == "get" and key.endswith("model.safetensors")]
+        assert bool(anchors) == (round_ == 0)
+
+
+def test_a_whole_channel_verifies_and_every_kind_of_damage_is_found(store: Store, tmp_path: Path) -> None:
+    channel_of(store, 9)
+    chain = Chain.open(store)
+    list(squash(chain, tmp_path / "scratch"))
+    assert list(verify(chain)) == []
+    for i, prefix in enumerate(("deltas/000000000005", "squashes/", "anchors/000000000000")):
+        key = next(o.key for o in store.list(prefix) if o.key.endswith(".safetensors"))
+        good = store.get(key)
+        store.put(key, good[:-1] + bytes([good[-1] ^ 1]))
+        findings = {f.key for _, f in verify_deep(chain, tmp_path / f"walk{i}") if f}
+        assert any(key.startswith(found) for found in findings)
+        store.put(key, good[:-1])
+        if prefix != "squashes/":  # whose size no record states
+            assert key in {finding.key for finding in verify(chain)}
+        store.put(key, good)
+    store.delete("manifests/000000000004.json")
+    assert list(verify(chain)) == [], "a collected manifest is no damage"
+    (untried,) = (f for _, f in verify_deep(chain, tmp_path / "walk9") if f)
+    assert untried.problem.startswith("3 deltas could not be tried"), "nothing leads to 5, 6 and 7 any more"
+
+
+# -- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_published_against_a_mirror_of_the_head(store: Store, tmp_path: Path) -> None:
+    model = small_model()
+    write_folder(tmp_path / "step0", model)
+    wc.init(store, tmp_path / "step0")
+    for step in (1, 2, 3):
+        train(model, step)
+        write_folder(tmp_path / f"step{step}", model, shards=step)
+        published = publish(store, tmp_path / f"step{step}", tmp_path / "mirror", step=step)
+        assert (published.new, published.manifest.position.version) == (True, step)
+    again = publish(store, tmp_path / "step3", tmp_path / "mirror", step=3)
+    assert (again.new, again.manifest.position.version) == (False, 3)
+    pull(store, tmp_path / "replica")
+    chain = Chain.open(store)
+    mirror = Mirror(tmp_path / "replica", chain.channel.id, chain.channel.table)
+    mirror.fold()
+    mirror.close()
+    with wc.reading(tmp_path / "replica") as replica:
+        assert same_bits(replica, model)
+    assert (tmp_path / "replica" / "config.json").read_text() == '{"model_type": "test"}'
+
+
+def test_a_publishing_mirror_that_was_edited_heals_itself_first(store: Store, tmp_path: Path) -> None:
+    model = small_model()
+    write_folder(tmp_path / "step0", model)
+    wc.init(store, tmp_path / "step0")
+    train(model, 1)
+    write_folder(tmp_path / "step1", model)
+    publish(store, tmp_path / "step1", tmp_path / "mirror")
+    victim = next((tmp_path / "mirror").glob("*.safetensors"))
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    train(model, 2)
+    write_folder(tmp_path / "step2", model)
+    assert publish(store, tmp_path / "step2", tmp_path / "mirror").manifest.position.version == 2
+    there = blank(model)
+    pull(store, there)
+    assert same_bits(there, model)
+
+
+def test_a_missing_version_is_missing(store: Store) -> None:
+    channel_of(store, 1)
+    with pytest.raises(MissingError):
+        Chain.open(store).manifest(9)
+
+
+# -- what followers leave behind -------------------------------------------------------------------------------------
+
+
+def test_a_pull_that_gets_nothing_leaves_no_folder(store: Store, tmp_path: Path) -> None:
+    wc.init(store, small_model(), reference=Reference("org/model", "main"))
+    with pytest.raises(ChannelError, match="Download org/model"):
+        pull(store, tmp_path / "replica")
+    assert not (tmp_path / "replica").exists()
+
+
+def test_heartbeats_tell_where_a_replica_ended(store: Store) -> None:
+    states = channel_of(store, 3)
+    there = wc.Arrays.copy_of(states[0])
+    with wc.Subscriber(store, there, wc.Every(), replica="eu-1") as subscriber:
+        for _ in range(3):
+            staged = subscriber.poll()
+            assert staged is not None
+            subscriber.apply(staged)
+    ((beat, _),) = heartbeats(Chain.open(store))
+    assert (beat.replica, beat.position, beat.error) == ("eu-1", head_of(store), None)
+
+
+def test_a_bucket_that_is_gone_is_no_idle_one(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "bucket")
+    states = channel_of(store, 1)
+    with wc.Subscriber(store, states[1], replica="eu-1") as subscriber:
+        assert subscriber.poll() is None
+        (tmp_path / "bucket").rename(tmp_path / "elsewhere")
+        with pytest.raises(MissingError, match="the folder does not exist"):
+            subscriber.poll()
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_a_writer_that_may_not_delete_can_publish(store: Store) -> None:
+    class Keeping(Counting):
+        def delete(self, key: str) -> None:
+            raise AccessError("these credentials may not delete here", url=self.url, key=key)
+
+    model = small_model()
+    wc.init(store, model)
+    with wc.Publisher(Keeping(store), model) as publisher:
+        train(model, 1)
+        assert publisher.publish().result(60).position.version == 1
+
+
+def test_a_writer_that_fails_to_take_up_the_channel_does_not_claim_it(store: Store) -> None:
+    states = channel_of(store, 1)
+    claimed = lease(Chain.open(store))
+    with pytest.raises(UsageError):
+        wc.Publisher(store, small_model(tensors=1), writer="intruder")
+    assert lease(Chain.open(store)) == claimed
+    assert states
+
+
+# -- what a reviewer found ---------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_goes_away_is_not_made_anew_and_everything_is_sent_once_it_is_back(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    model = small_model()
+    wc.init(FileStore(bucket), model)
+    with wc.Publisher(FileStore(bucket), model) as publisher:
+        bucket.rename(tmp_path / "away")
+        train(model, 1)
+        receipt = publisher.publish(step=1)
+        with pytest.raises(MissingError, match="the folder"):
+            publisher.flush()
+        assert not bucket.exists()
+        (tmp_path / "away").rename(bucket)
+        assert publisher.flush().version == 1
+        assert receipt.result(0).step == 1
+
+
+def test_a_replica_ahead_of_a_bucket_that_was_put_back_follows_what_is_there_now(tmp_path: Path) -> None:
+    bucket = FileStore(tmp_path / "bucket")
+    states = channel_of(bucket, 3)
+    pull(bucket, tmp_path / "mirror")
+    for kind in ("manifests", "deltas"):
+        for listed in list(bucket.list(f"{kind}/000000000003")):
+            bucket.delete(listed.key)
+    assert pull(bucket, tmp_path / "mirror").version == 2
+    with wc.Publisher(bucket, states[2]) as publisher:
+        train(states[2], 77)
+        publisher.publish().result(60)
+    follower = wc.Arrays.copy_of(states[3])
+    assert pull(bucket, follower) == head_of(bucket)
+    assert same_bits(follower, states[2])
+    assert pull(bucket, tmp_path / "mirror") == head_of(bucket)
+
+
+def test_a_merge_that_fails_is_told_to_all_who_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+    publisher = wc.Publisher(failing, model)
+    failing.broken = True
+    train(model, 1)
+    first = publisher.publish()
+    with pytest.raises(UnreachableError):
+        publisher.flush()
+
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("weightcast.publish.publisher.compose", exhausted)
+    train(model, 2)
+    second = publisher.publish()
+    with pytest.raises((MemoryError, UnreachableError)):
+        publisher.flush()
+    for receipt in (first, second):
+        with pytest.raises(MemoryError):
+            receipt.result(30)
+    publisher.close()
+
+
+def test_a_record_of_an_anchor_that_was_exchanged_is_found_out(store: Store, tmp_path: Path) -> None:
+    channel_of(store, 1)
+    key = next(listed.key for listed in store.list("anchors/") if listed.key.endswith("anchor.json"))
+    store.put(key, store.get(key).replace(b'"reference":null', b'"reference": null'))
+    with pytest.raises(ChannelError, match="cannot be reached"):
+        pull(store, tmp_path / "mirror")
+    assert any("not the record that was committed" in finding.problem for finding in verify(Chain.open(store)))
+
+
+def test_a_mirror_of_one_channel_is_not_overwritten_by_another(tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("other", 2)):
+        wc.init(FileStore(tmp_path / name), small_model(seed))
+    pull(FileStore(tmp_path / "one"), tmp_path / "mirror")
+    with pytest.raises(UsageError, match="a mirror of another channel"):
+        pull(FileStore(tmp_path / "other"), tmp_path / "mirror")
+    assert pull(FileStore(tmp_path / "one"), tmp_path / "mirror").version == 0
+    reset(FileStore(tmp_path / "one"))
+    new = small_model(3)
+    wc.init(FileStore(tmp_path / "one"), new)
+    assert pull(FileStore(tmp_path / "one"), tmp_path / "mirror").digest == wc.fingerprint(new).position
+
+
+def test_a_folder_begins_anew_where_the_head_cannot_be_had(store: Store, tmp_path: Path) -> None:
+    states = channel_of(store, 2)
+    for listed in list(store.list("deltas/")):
+        store.delete(listed.key)
+    train(states[2], 5)
+    write_folder(tmp_path / "saved", states[2])
+    with pytest.raises(ChannelError, match="publish --anchor"):
+        publish(store, tmp_path / "saved", tmp_path / "mirror")
+    published = publish(store, tmp_path / "saved", tmp_path / "mirror", anchor=True)
+    assert (published.manifest.position.version, published.manifest.base) == (3, None)
+    there = blank(states[2])
+    assert pull(store, there).version == 3
+    assert same_bits(there, states[2])
+
+
+def test_plain_dictionaries_are_refused_with_the_remedy(store: Store) -> None:
+    arrays = {"w": np.zeros(3, np.float32)}
+    wc.init(store, wc.Arrays(arrays))
+    for attempt in (wc.init, wc.Publisher, wc.Subscriber):
+        with pytest.raises(UsageError, match=r"wc\.Arrays"):
+            attempt(store, arrays)  # type: ignore[operator]
+
+
+def test_collected_versions_are_no_damage(store: Store, tmp_path: Path) -> None:
+    channel_of(store, 6)
+    chain = Chain.open(store)
+    with wc.Subscriber(store, tmp_path / "mirror") as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+        cut_anchor(chain, subscriber.holder)  # type: ignore[arg-type]
+    for _ in range(2):
+        collect(chain, Retention(0, 0, 0))
+    assert list(verify(chain)) == []
+    assert [finding for _, finding in verify_deep(chain, tmp_path / "walk") if finding] == []
+
+
+def test_closing_a_publisher_that_died_unheard_says_why(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    sleeper = wc.Publisher(store, model)
+    with wc.Publisher(store, wc.Arrays.copy_of(model)) as other:
+        train(model, 1)
+        other.publish(weights=model)
+    receipt = sleeper.publish()
+    while not receipt.done():
+        time.sleep(0.01)
+    with pytest.raises(ConflictError):
+        sleeper.close()
+
+
+def test_an_upload_that_fails_is_logged_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+    publisher = wc.Publisher(failing, model)
+    failing.broken = True
+    train(model, 1)
+    publisher.publish()
+    for _ in range(3):
+        with pytest.raises(UnreachableError):
+            publisher.flush()
+    assert caplog.text.count("not sent yet") == 1
+    failing.broken = False
+    publisher.close()
+
+
+def test_an_upload_that_fails_after_the_publisher_died_keeps_nobody_waiting(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing, begun, go = Failing(store), threading.Event(), threading.Event()
+    publisher = wc.Publisher(failing, model)
+
+    def held(*_: object) -> None:
+        begun.set()
+        go.wait(30)
+        raise UnreachableError("no answer", url=store.url)
+
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(publisher._chain, "put_delta", held)
+    monkeypatch.setattr("weightcast.publish.publisher.compose", exhausted)
+    receipts = []
+    for step in range(3):
+        train(model, step)
+        receipts.append(publisher.publish())
+        assert begun.wait(30)
+    with pytest.raises(MemoryError):
+        receipts[2].result(30)
+    go.set()
+    for receipt in receipts:
+        with pytest.raises(MemoryError):
+            receipt.result(30)
+    publisher.close()
+
+
+def test_what_failed_is_sent_while_publishing_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.05)
+
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.02)
+        return settle(*arguments)
+
+    monkeypatch.setattr("weightcast.publish.publisher.settle", slowly)
+    with wc.Publisher(failing, model) as publisher:
+        failing.broken = True
+        deadline = time.monotonic() + 60
+        for step in count():
+            train(model, step)
+            publisher.publish()
+            if step == 3:
+                failing.broken = False
+            if publisher.position.version:
+                break
+            assert time.monotonic() < deadline
+
+
+def test_what_ends_the_block_is_what_the_caller_sees(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    failing = Failing(store)
+
+    def block() -> None:
+        with wc.Publisher(failing, model) as publisher:
+            failing.broken = True
+            train(model, 1)
+            publisher.publish()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()

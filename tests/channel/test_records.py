@@ -1,0 +1,260 @@
+"""Names and records of a channel: the bytes as SPEC 11 has them, and one test per lie."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weightcast.channel.keys import (
+    Position,
+    anchor_folder,
+    check_name,
+    delta_key,
+    is_plain_file,
+    manifest_key,
+    read_anchor_key,
+    read_delta_key,
+    read_manifest_key,
+    read_pin_key,
+    read_squash_key,
+    squash_key,
+)
+from weightcast.channel.records import (
+    Anchor,
+    Channel,
+    Heartbeat,
+    Lease,
+    Manifest,
+    ObjectRef,
+    Reference,
+    anchor_from_json,
+    anchor_to_json,
+    channel_from_json,
+    channel_to_json,
+    head_from_json,
+    head_to_json,
+    heartbeat_from_json,
+    heartbeat_to_json,
+    lease_from_json,
+    lease_to_json,
+    manifest_from_json,
+    manifest_to_json,
+)
+from weightcast.errors import FormatError, UsageError, VersionError
+from weightcast.format.tensors import TensorSpec, TensorTable
+
+A, B = "a" * 64, "b" * 64
+POSITION, BASE = Position(41, A), Position(40, B)
+DELTA = ObjectRef(delta_key(POSITION, B), 1234, B)
+FOLDER = anchor_folder(POSITION, B)
+ID = "c0ffee" + 26 * "0"
+MANIFEST = Manifest(ID, POSITION, BASE, DELTA, "banded", 77, 12, 1.5, "trainer")
+ANCHORED = Manifest(ID, POSITION, None, ObjectRef(f"{FOLDER}anchor.json", 9, B), None, 5, None, 1.5, "trainer")
+ANCHOR = Anchor(ID, POSITION, (ObjectRef(f"{FOLDER}model.safetensors", 10, A),))
+CHANNEL = Channel(ID, TensorTable.of([TensorSpec("w", "BF16", (2, 3))], {"tied": "w"}))
+
+
+def test_names_are_those_of_the_spec() -> None:
+    assert manifest_key(41) == "manifests/000000000041.json"
+    assert manifest_key(41, "me") == "manifests/000000000041-me.json"
+    assert delta_key(POSITION, B) == f"deltas/000000000041-{'a' * 16}-{'b' * 16}.safetensors"
+    assert squash_key(40, POSITION, B) == f"squashes/000000000040-000000000041-{'a' * 16}-{B}.safetensors"
+    assert f"anchors/000000000041-{'a' * 16}-{'b' * 16}/" == FOLDER
+
+
+def test_a_manifest_is_these_bytes() -> None:
+    assert manifest_to_json(MANIFEST).decode() == (
+        '{"base":[40,"' + B + '"],"changed":77,"channel":"' + ID + '","codec":"banded","format":1,"kind":"manifest",'
+        '"object":["'
+        + DELTA.key
+        + '",1234,"'
+        + B
+        + '"],"position":[41,"'
+        + A
+        + '"],"step":12,"time":1.5,"writer":"trainer"}'
+    )
+
+
+def test_a_channel_is_these_bytes() -> None:
+    assert channel_to_json(CHANNEL).decode() == (
+        '{"aliases":{"tied":"w"},"fence":"create","format":1,"id":"' + CHANNEL.id + '","kind":"channel",'
+        '"nonce":"' + ID + '","tensors":[["w","BF16",[2,3]]]}'
+    )
+
+
+@pytest.mark.parametrize("manifest", [MANIFEST, ANCHORED])
+def test_manifests_round_trip(manifest: Manifest) -> None:
+    assert manifest_from_json(manifest_to_json(manifest)) == manifest
+
+
+def test_other_records_round_trip() -> None:
+    assert channel_from_json(channel_to_json(CHANNEL)) == CHANNEL
+    assert anchor_from_json(anchor_to_json(ANCHOR)) == ANCHOR
+    elsewhere = Anchor(ID, POSITION, (), Reference("org/model", "main"))
+    assert anchor_from_json(anchor_to_json(elsewhere)) == elsewhere
+    assert head_from_json(head_to_json(POSITION)) == POSITION
+    beat = Heartbeat("host", POSITION, 2.5, "the bucket is gone")
+    assert heartbeat_from_json(heartbeat_to_json(beat)) == beat
+    lease = Lease("trainer", "host", 1, 2.5)
+    assert lease_from_json(lease_to_json(lease)) == lease
+
+
+@given(st.integers(0, 10**12 - 1), st.integers(0, 10**12 - 1))
+def test_names_say_what_was_put_into_them(one: int, other: int) -> None:
+    low, high = sorted((one, other))
+    assert read_manifest_key(manifest_key(one)) == (one, None)
+    assert read_manifest_key(manifest_key(one, "a-b.c")) == (one, "a-b.c")
+    assert read_delta_key(delta_key(Position(one, A), B)) == (one, A[:16])
+    squash = read_squash_key(squash_key(low, Position(high, A), B))
+    assert squash == ((low, high, A[:16], B) if low < high else None)
+    place = read_anchor_key(anchor_folder(Position(one, A), B) + "config.json")
+    assert place is not None
+    assert (place.version, place.digest, place.name) == (one, A[:16], "config.json")
+
+
+@given(st.integers(0, 10**12 - 2))
+def test_names_sort_as_versions_do(version: int) -> None:
+    assert manifest_key(version) < manifest_key(version + 1)
+    assert manifest_key(version, "~") < manifest_key(version + 1)
+    assert delta_key(Position(version, A), A) < delta_key(Position(version + 1, A), A)
+
+
+def test_digits_of_other_scripts_are_no_versions() -> None:
+    assert read_manifest_key("manifests/" + "٠" * 11 + "١.json") is None
+    assert read_pin_key("pins/" + "０" * 12 + ".json") is None
+
+
+@given(st.text())
+def test_other_keys_are_no_ways(key: str) -> None:
+    readers: list[Callable[[str], Any]] = [
+        read_delta_key,
+        read_squash_key,
+        read_anchor_key,
+        read_manifest_key,
+        read_pin_key,
+    ]
+    assert all(reader(key) is None for reader in readers)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".weightcast", "..", ".", "", "a\\b", "a\0b", "a\nb", "x" * 256])
+def test_a_file_name_that_could_leave_its_folder_is_none(name: str) -> None:
+    assert not is_plain_file(name)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", ".a", "x" * 101, "ä"])
+def test_a_name_that_could_not_be_part_of_a_key_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the name"):
+        check_name(name, "writer")
+
+
+def lied(record: bytes, **changes: Any) -> bytes:
+    return json.dumps(json.loads(record) | changes).encode()
+
+
+LIES: dict[str, dict[str, Any]] = {
+    "another kind": {"kind": "anchor"},
+    "no format": {"format": "1"},
+    "a version below zero": {"position": [-1, A]},
+    "a version that is no number": {"position": ["41", A]},
+    "a version that is true": {"position": [True, A]},
+    "a version out of range": {"position": [10**12, A]},
+    "a digest that is too short": {"position": [41, "a"]},
+    "a digest in capitals": {"position": [41, "A" * 64]},
+    "a base that is not the version before": {"base": [39, B]},
+    "a base of the future": {"base": [41, B]},
+    "an object of another version": {"object": [delta_key(Position(42, A), B), 1, B]},
+    "an object of another digest": {"object": [delta_key(Position(41, B), B), 1, B]},
+    "an object outside the channel": {"object": ["../../etc/passwd", 1, B]},
+    "an object of negative size": {"object": [DELTA.key, -1, B]},
+    "an object without a hash": {"object": [DELTA.key, 1]},
+    "no codec": {"codec": None},
+    "a count below zero": {"changed": -1},
+    "a step that is a fraction": {"step": 1.5},
+    "a time that is none": {"time": "noon"},
+    "a time that is no number": {"time": float("nan")},
+    "a writer with line breaks": {"writer": "a\nb"},
+    "a field too many": {"extra": 1},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_manifest_that_lies_is_refused(lie: str) -> None:
+    with pytest.raises(FormatError):
+        manifest_from_json(lied(manifest_to_json(MANIFEST), **LIES[lie]))
+
+
+def test_a_manifest_without_a_base_names_an_anchor_of_its_own_position() -> None:
+    elsewhere = anchor_folder(Position(7, A), B) + "anchor.json"
+    with pytest.raises(FormatError, match="anchor"):
+        manifest_from_json(lied(manifest_to_json(ANCHORED), object=[elsewhere, 9, B]))
+    with pytest.raises(FormatError, match="anchor"):
+        manifest_from_json(lied(manifest_to_json(ANCHORED), object=[f"{FOLDER}model.safetensors", 9, B]))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"null", b"{}", b"\xff", b'{"kind":"manifest"}', b'{"a":1,"a":1}', b"[" * 10**5]
+)
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(FormatError):
+        manifest_from_json(data)
+
+
+def test_a_newer_format_is_refused_by_name() -> None:
+    with pytest.raises(VersionError, match=r"format version 2.*install a newer one"):
+        manifest_from_json(lied(manifest_to_json(MANIFEST), format=2))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        "w",
+        [["w", "BF16"]],
+        [["w", "BF16", [2.0]]],
+        [["w", "BF16", [-1]]],
+        [["w", "BF16", [1 << 49]]],
+        [["w", "BF16", [1 << 30, 1 << 30]]],
+        [["w", "BF16", [1] * 65]],
+        [["w", "NOPE", [1]]],
+        [["w", 7, [1]]],
+        [[7, "BF16", [1]]],
+        [["w", "F4", [1]]],
+        [["w", "BF16", [1]], ["w", "BF16", [1]]],
+        [["x" * 5000, "BF16", [1]]],
+    ],
+)
+def test_a_channel_with_an_impossible_table_is_refused(tensors: Any) -> None:
+    with pytest.raises((FormatError, VersionError)):
+        channel_from_json(lied(channel_to_json(CHANNEL), tensors=tensors))
+
+
+@pytest.mark.parametrize("aliases", [[], {"x": 1}, {"x": "nobody"}, {"w": "w"}])
+def test_a_channel_with_impossible_aliases_is_refused(aliases: Any) -> None:
+    with pytest.raises(FormatError):
+        channel_from_json(lied(channel_to_json(CHANNEL), aliases=aliases))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        [[f"{FOLDER}../../x", 1, A]],
+        [[f"{FOLDER}.hidden", 1, A]],
+        [[anchor_folder(Position(40, A), B) + "model.safetensors", 1, A]],
+        [[f"{FOLDER}a", 1, A], [f"{FOLDER}a", 1, A]],
+        [[f"{FOLDER}a", -1, A]],
+        [["model.safetensors", 1, A]],
+    ],
+)
+def test_an_anchor_with_impossible_files_is_refused(files: Any) -> None:
+    with pytest.raises(FormatError):
+        anchor_from_json(lied(anchor_to_json(ANCHOR), files=files))
+
+
+def test_an_anchor_has_files_or_a_reference_and_not_both() -> None:
+    with pytest.raises(FormatError):
+        anchor_from_json(lied(anchor_to_json(ANCHOR), reference=["org/model", "main"]))

@@ -1,0 +1,355 @@
+"""What is printed: text from outside is shown, and does nothing to the terminal, whichever verb prints it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from rich.table import Table
+from rich.text import Text
+from typer.testing import CliRunner
+
+import weightcast as wc
+from weightcast.channel.keys import manifest_key
+from weightcast.cli import app
+from weightcast.cli.console import _progress, code_of, fields_of, say, warn
+from weightcast.cli.heat import heat_of
+from weightcast.cli.terminal import Terminal, visible
+from weightcast.cli.wording import moment, one_line, span
+from weightcast.disk.apply import write_patch
+from weightcast.disk.checkpoint import save
+from weightcast.format.tensors import TensorSpec, TensorTable
+
+TITLE = "\x1b]0;owned\x07"
+CLEAR = "\x1b[2J"
+HOSTILE = f"w{TITLE}{CLEAR}\r\n\t\x9b31m\u202e\u200b\u2066\x85\u2028\x7f"
+LAYER = f"model{CLEAR}.layers.0.q{TITLE}_proj\u202e.weight"
+NAMES = (HOSTILE, LAYER, f"tower{CLEAR}.blocks.1.k\x9b.weight", "plain")
+
+
+def is_harmless(text: str) -> bool:
+    """Whether a terminal shows all of it and obeys none of it."""
+    return all(character == "\n" or character.isprintable() for character in text)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+# -- one line ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_character_is_printable_or_spelled_out() -> None:
+    for code in range(sys.maxunicode + 1):
+        character = chr(code)
+        shown = one_line(character)
+        assert shown.isprintable()
+        assert shown == character or shown.startswith("\\")
+    assert one_line("model.layers.0 [bold] äöü 模型 😀 \\n") == "model.layers.0 [bold] äöü 模型 😀 \\n"
+
+
+@pytest.mark.parametrize(
+    "character", ["\x1b", "\x9b", "\x00", "\n", "\r", "\x7f", "\u202e", "\u200b", "\u2066", "\ufeff"]
+)
+def test_what_acts_on_a_terminal_is_spelled_out(character: str) -> None:
+    assert one_line(f"a{character}b") == f"a{character.encode('unicode_escape').decode()}b"
+
+
+@pytest.mark.parametrize("character", ["\u3164", "\u115f", "\u034f", "\ufe0f", "\udc80"])
+def test_what_shows_nothing_is_spelled_out(character: str) -> None:
+    assert one_line(character).startswith("\\")
+
+
+# -- the consoles ------------------------------------------------------------------------------------------------------
+
+
+def printed(what: Callable[[Terminal], object], *, terminal: bool = False) -> str:
+    console = Terminal(record=False, width=200, force_terminal=terminal, color_system="standard" if terminal else None)
+    with console.capture() as captured:
+        what(console)
+    return captured.get()
+
+
+def grid() -> Table:
+    table = Table(title=HOSTILE, caption=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_column(Text(HOSTILE))
+    table.add_row(HOSTILE, Text(HOSTILE, "red"))
+    return table
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: HOSTILE, lambda: Text(HOSTILE), lambda: Text.assemble((HOSTILE, "red")), grid]
+)
+def test_nothing_printed_acts_on_the_terminal(made: Callable[[], str | Text | Table]) -> None:
+    plain = printed(lambda console: console.print(made()))
+    assert is_harmless(plain)
+    assert r"\x1b]0;owned" in plain
+    coloured = printed(lambda console: console.print(made()), terminal=True)
+    assert TITLE not in coloured
+    assert CLEAR not in coloured
+    assert "\u202e" not in coloured
+
+
+def test_strings_are_no_markup_and_no_emoji() -> None:
+    table = Table(box=None)
+    table.add_column("[bold]a[/bold]")
+    table.add_row(":smile: [/]")
+    shown = printed(lambda console: console.print(table))
+    assert "[bold]a[/bold]" in shown
+    assert ":smile: [/]" in shown
+
+
+def test_columns_are_as_wide_as_what_is_shown() -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name")
+    table.add_column("size")
+    table.add_row("\x1b\x1b", "1")
+    table.add_row("plain", "2")
+    lines = printed(lambda console: console.print(table)).splitlines()
+    assert lines[1].split() == [r"\x1b\x1b", "1"]
+    assert lines[1].index("1", 8) == lines[2].index("2")
+
+
+def test_styles_stay_where_they_were() -> None:
+    text = Text.assemble(("a\x1b", "red"), "b", ("\x00c", "blue"))
+    shown = visible(text)
+    assert [shown.plain[span.start : span.end] for span in shown.spans] == ["a\\x1b", "\\x00c"]
+
+
+def test_a_progress_bar_is_no_way_around() -> None:
+    console = Terminal(force_terminal=True, width=200, color_system=None)
+    with console.capture() as captured:
+        bars = _progress(console)
+        bars.add_task(f"x{TITLE}[/]", total=2, completed=1)
+        console.print(bars.get_renderable())
+    assert TITLE not in captured.get()
+    assert r"x\x1b]0;own" in captured.get()
+
+
+def test_say_and_warn(capsys: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE)
+    warn(HOSTILE)
+    said = capsys.readouterr()
+    for stream in (said.out, said.err):
+        assert is_harmless(stream)
+        assert stream.count("\n") == 1
+        assert r"\x1b[2J\r\n\t\x9b31m\u202e" in stream
+
+
+# -- every verb --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class World:
+    """A channel and checkpoints whose tensors and folders have hostile names."""
+
+    home: Path
+    url: Path
+    old: Path
+    new: Path
+    patch: Path
+
+
+def weights(value: float) -> wc.Arrays:
+    return wc.Arrays({name: np.full(64, value, np.float32) for name in NAMES})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    home = tmp_path_factory.mktemp("world") / f"home{CLEAR}\u202e"
+    home.mkdir()
+    old, new, patch = (home / name for name in (f"old{TITLE}", "new", "patch"))
+    for folder, value in ((old, 0.0), (new, 1.0)):
+        folder.mkdir()
+        save(weights(value), folder)
+    with wc.Checkpoint(old) as before, wc.Checkpoint(new) as after:
+        write_patch(before, after, patch)
+    url = home / "channel"
+    wc.init(url, old)
+    with wc.Publisher(url, weights(0.0), writer="w") as publisher:
+        publisher.publish(1, weights(1.0))
+    return World(home, url, old, new, patch)
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def damaged(world: World, tmp_path: Path) -> Path:
+    """A mirror in which the tensor with the hostile name has other bits."""
+    folder = tmp_path / f"mirror{CLEAR}"
+    assert run("pull", world.url, folder)[0] == 0
+    with wc.Checkpoint(folder, writable=True) as files:
+        files.write(HOSTILE, np.full(64, 7, np.uint32))
+        files.write(LAYER, np.full(64, 7, np.uint32))
+    return folder
+
+
+def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
+    """Every verb that prints names, paths or addresses; those that fail name what they failed at."""
+    url, gone = world.url, tmp_path / f"gone{TITLE}{CLEAR}"
+    yield from (("inspect", world.patch), ("inspect", gone), ("inspect", world.old / "model.safetensors"))
+    yield from (("show", url, 0), ("show", url, 1), ("show", url, 1, "--tensors"), ("show", url, 99), ("log", url))
+    yield from (("status", url), ("plan", url, "--from", "nothing"), ("plan", url, "--from", world.new))
+    yield from (("plan", url, "--from", gone), ("digest", world.old, "--tensors"), ("digest", gone))
+    yield from (("diff", world.old, world.new, "-o", tmp_path / f"p{CLEAR}"), ("diff", world.old, gone, "-o", gone))
+    yield from (("apply", world.patch, world.old, "-o", tmp_path / f"a{CLEAR}"), ("apply", world.patch, gone))
+    yield from (("verify", url), ("verify", url, "--deep"), ("verify", world.new, url), ("verify", gone, url))
+    yield ("verify", damaged(world, tmp_path), url)
+    yield from (("pin", url, 1), ("pin", url, 99), ("unpin", url, 1), ("pin", gone, 1))
+    yield from (("gc", url), ("gc", url, "--dry-run"), ("gc", gone), ("squash", url), ("squash", url, "--anchor"))
+    yield from (("publish", url, world.new), ("publish", url, gone), ("publish", f"s4://{CLEAR}", world.new))
+    yield from (("pull", url, tmp_path / f"r{CLEAR}"), ("pull", gone, tmp_path / "x"), ("pull", url, world.patch))
+    yield from (("init", tmp_path / f"c{CLEAR}", world.old), ("init", tmp_path / "d", gone), ("init", url, world.old))
+    yield from (("attach", url, "--engine", f"http://127.0.0.1:1/{CLEAR}", "--once"), ("reset", url), ("reset", gone))
+    yield ("verify", url, "--engine", "http://127.0.0.1:1")
+    yield from (("repair", url), ("repair", gone), ("forget", url, f"r{CLEAR}"), ("forget", gone, "r"))
+
+
+def test_no_verb_lets_text_from_outside_act_on_the_terminal(world: World, tmp_path: Path) -> None:
+    seen, spelled = set(), 0
+    for command in commands(world, tmp_path):
+        _, out, err = run(*command)
+        assert is_harmless(out), command
+        assert is_harmless(err), command
+        assert out or err, command
+        seen.add(command[0])
+        spelled += r"\x1b" in out + err
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert verbs - seen <= {"warm-up"}, "a new verb: feed it, too"
+    assert spelled > 25, "the hostile names were shown"
+
+
+def test_json_holds_the_names_exactly(world: World) -> None:
+    for command in (("inspect", world.patch, "--json"), ("show", world.url, 1, "--json")):
+        _, out, _ = run(*command)
+        assert is_harmless(out)
+        assert {row["name"] for row in json.loads(out)["tensors"]} == set(NAMES)
+
+
+def test_on_a_terminal_too(world: World) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "weightcast", "inspect", world.patch]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}) as child:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            said += part
+        assert child.wait(60) == 0
+    os.close(ours)
+    assert b"\x1b[" in said, "it is styled"
+    assert TITLE.encode() not in said
+    assert CLEAR.encode() not in said
+    assert rb"\x1b]0;owned" in said
+
+
+def test_what_an_engine_answers_is_text(tmp_path: Path, world: World) -> None:
+    class Rude(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"error": {"message": HOSTILE}, "detail": HOSTILE}).encode()
+            self.send_response(500, "no")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815 - the base class's way of naming
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Rude)
+    thread = Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        code, out, err = run("verify", world.url, "--engine", f"http://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert code != 0
+    assert err
+    assert is_harmless(out)
+    assert is_harmless(err)
+
+
+def test_logged_messages_are_made_visible(tmp_path: Path) -> None:
+    """A library's warnings reach standard error where nobody set up logging."""
+    script = f"""
+import logging, sys
+from weightcast.cli import app, main
+@app.command()
+def shout():
+    logging.getLogger("anything").warning({HOSTILE!r})
+sys.argv = ["weightcast", "shout"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stderr.startswith("warning: w\\x1b]0;owned")
+    assert is_harmless(done.stderr)
+
+
+# -- times and sizes ---------------------------------------------------------------------------------------------------
+
+
+def test_any_time_can_be_shown() -> None:
+    assert moment(0) == "1970-01-01 00:00:00 UTC"
+    assert moment(1.8e9) == "2027-01-15 08:00:00 UTC"
+    assert [moment(when) for when in (9e11, 1e300, -1e18)] == [
+        "900000000000 s since 1970",
+        "1e+300 s since 1970",
+        "-1e+18 s since 1970",
+    ]
+    assert [moment(when) for when in (float("nan"), float("inf"))] == ["nan s since 1970", "inf s since 1970"]
+    assert [span(age) for age in (-1e12, float("nan"), 1e12)] == ["0.0 s", "0.0 s", "11,574,074 d"]
+
+
+@pytest.mark.parametrize("when", [253402300800.0, 999_999_999_999.0])
+def test_a_commit_in_the_far_future_is_shown(world: World, tmp_path: Path, when: float) -> None:
+    """Such a time is refused when a record is read, or shown: never a crash."""
+    url = Path(shutil.copytree(world.url, tmp_path / "channel"))
+    commit = url / manifest_key(1)
+    fields = json.loads(commit.read_text())
+    commit.write_text(json.dumps(fields | {"time": when}, separators=(",", ":"), sort_keys=True))
+    for verb in (("show", url, 1), ("log", url), ("status", url)):
+        code, out, err = run(*verb)
+        assert code in (0, 4), (verb, err)
+        assert out or err
+
+
+def test_names_that_make_an_empty_grid_are_listed() -> None:
+    """A table of 3,000 tensors could ask for a grid of nine million places."""
+    table = TensorTable.of(TensorSpec(f"m.{i}.k{i}", "F32", (1,)) for i in range(3000))
+    heat = heat_of(table, {"m.7.k7": 1})
+    assert heat.stacks == ()
+    assert (len(heat.others), heat.others["m.7.k7"].changed) == (3000, 1)
+
+
+# -- errors of the system ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENOENT])
+def test_an_error_of_the_system_comes_with_a_remedy(number: int) -> None:
+    fields = fields_of(OSError(number, os.strerror(number), "/some/where"))
+    assert fields["hint"].endswith(".")
+    assert fields["text"].endswith(f"(file /some/where). {fields['hint']}")
+    assert code_of(OSError(number, "")) == (11 if number == errno.ENOSPC else 1)

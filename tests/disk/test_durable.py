@@ -1,0 +1,40 @@
+"""Temporary folders that outlive nobody."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+MANY = """
+import sys, tempfile
+from weightcast.disk.durable import scratch
+tempfile.tempdir = sys.argv[1]
+for i in range(150):
+    with scratch() as folder:
+        (folder / "mine").write_text("x")
+        assert (folder / "owner").is_file() and (folder / "mine").read_text() == "x"
+"""
+
+KILLED = """
+import os, signal, sys, tempfile
+from weightcast.disk.durable import scratch
+tempfile.tempdir = sys.argv[1]
+with scratch() as folder:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nobody_takes_the_folder_of_one_that_lives(tmp_path: Path) -> None:
+    running = [subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)]) for _ in range(4)]
+    assert [one.wait(120) for one in running] == [0, 0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_one_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,150 @@
+"""Going back over the last versions from what a mirror kept: no download, proven bits, and a cache that may be lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from channels import Counting
+from faults import Crash, FaultyDisk
+from worlds import World, follow, opened
+
+from weightcast.channel.keys import ANCHORS, DELTAS
+from weightcast.channel.policy import Every, Pinned
+from weightcast.disk.checkpoint import MIRROR
+from weightcast.follow import history
+from weightcast.follow import mirror as mirrors
+from weightcast.follow.mirror import reading
+from weightcast.follow.subscriber import Subscriber
+
+HEAD = 7
+
+
+@pytest.fixture
+def world(ram: Path) -> World:
+    return World.make(ram / "world").begin(HEAD)
+
+
+def fetched(world: World, version: int, *, fold: bool = True) -> int:
+    """Go to a version; how many objects with weights were asked for."""
+    calls = Counting(world.store)
+    assert follow(world, calls, policy=Pinned(version), fold=fold) == version
+    assert world.check_mirror([version]) == version
+    return sum(verb == "get" and key.startswith((DELTAS, ANCHORS)) for verb, key in calls.calls)
+
+
+def step_by_step(world: World, *, fold: bool) -> None:
+    """A follower that takes every version by itself; ``fold``: each with an end behind it, as a cron job would."""
+    follow(world, policy=Pinned(0), fold=True)
+    for _ in range(HEAD):
+        follow(world, policy=Every(), fold=fold)
+
+
+@pytest.mark.parametrize("fold", [False, True], ids=["one fold", "a fold for each version"])
+@pytest.mark.parametrize("version", range(HEAD))
+def test_a_follower_goes_back_without_a_download(world: World, fold: bool, version: int) -> None:
+    step_by_step(world, fold=fold)
+    assert fetched(world, version) == 0
+    assert world.check_files() == version
+
+
+def test_back_and_forth(world: World) -> None:
+    step_by_step(world, fold=True)
+    for version in (3, 1, 2):
+        fetched(world, version)
+    assert fetched(world, 1) == 0
+    assert fetched(world, HEAD) > 0
+
+
+def test_a_log_that_goes_back_is_read_in_its_order(world: World) -> None:
+    """Not folded in between: versions in the log go down and up again."""
+    step_by_step(world, fold=True)
+    for version in (4, 2):
+        assert fetched(world, version, fold=False) == 0
+    follow(world)
+    with opened(world) as mirror:
+        assert mirror.version == HEAD
+        assert mirror.fold()
+    assert world.check_files() == HEAD
+
+
+def test_a_reader_makes_it_a_download(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that cannot be folded has nothing to go back by; what is fetched waits for the reader as always."""
+    monkeypatch.setattr(mirrors, "PATIENCE", 0.1)
+    follow(world, policy=Pinned(5), fold=True)
+    follow(world)
+    with Subscriber(world.store, world.mirror, Pinned(6), threads=1) as subscriber:
+        with reading(world.mirror):
+            staged = subscriber.poll()
+        assert staged is not None
+        assert staged.nbytes > 0
+        assert subscriber.apply(staged).version == 6
+    world.check_mirror([6])
+
+
+def patches(world: World) -> list[Path]:
+    return sorted((world.mirror / MIRROR / "history").iterdir())
+
+
+def test_what_was_kept_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST", 3)
+    step_by_step(world, fold=True)
+    assert len(patches(world)) == 3
+    assert fetched(world, HEAD - 3) == 0
+    assert len(patches(world)) <= 3
+
+
+def test_a_long_fold_keeps_the_newest_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST", 3)
+    step_by_step(world, fold=False)
+    follow(world, fold=True)
+    assert len(patches(world)) == 3
+    assert fetched(world, HEAD - 3) == 0
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone", "exchanged"])
+def test_what_was_kept_is_proven_before_it_is_used(world: World, which: int, how: str) -> None:
+    step_by_step(world, fold=True)
+    path = patches(world)[which]
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "exchanged":
+        other = patches(world)[3]
+        path.write_bytes(other.read_bytes())
+    else:
+        path.write_bytes({"flipped": data[:-1] + bytes([data[-1] ^ 1]), "cut": data[:-9], "empty": b""}[how])
+    fetched(world, 0)
+    assert world.check_files() == 0
+
+
+def test_killed_on_the_way_back(world: World) -> None:
+    follow(world, policy=Pinned(5), fold=True)
+    follow(world)
+
+    def back(world: World) -> None:
+        assert follow(world, policy=Pinned(5), fold=True) == 5
+
+    clean = world.clone(world.root.parent / "clean")
+    with FaultyDisk(clean.root) as counting:
+        back(clean)
+    for at in range(1, len(counting.calls) + 1, 3):  # every operation of a fold is in test_faults_disk
+        spoilt = world.clone(world.root.parent / "spoilt")
+        with FaultyDisk(spoilt.root, "die", at) as disk, pytest.raises(Crash):
+            back(spoilt)
+        if at % 2:
+            disk.lose_power()
+        spoilt.check_mirror([5, 6, 7])
+        back(spoilt)
+        assert spoilt.check_files() == 5
+        assert not list((spoilt.mirror / MIRROR / "history").glob("*.partial"))
+        shutil.rmtree(spoilt.root)
+
+
+def test_a_new_anchor_forgets_what_led_back(world: World) -> None:
+    step_by_step(world, fold=True)
+    patches(world)[-1].unlink()
+    assert fetched(world, 2) > 0
+    assert fetched(world, 1) > 0

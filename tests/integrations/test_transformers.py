@@ -1,0 +1,441 @@
+"""`WeightcastCallback` in the real `transformers.Trainer`: whatever training does, followers end on its bits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from channels import Counting
+
+torch = pytest.importorskip("torch")
+tf = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+import weightcast as wc  # noqa: E402
+from weightcast.channel.chain import Chain  # noqa: E402
+from weightcast.errors import ConflictError, UnreachableError, UsageError  # noqa: E402
+from weightcast.integrations.transformers import WeightcastCallback  # noqa: E402
+from weightcast.store.base import Data, Store  # noqa: E402
+from weightcast.store.memory import MemoryStore  # noqa: E402
+from weightcast.torch import TorchTarget  # noqa: E402
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "tie_word_embeddings": True,
+}
+METRICS = {"weightcast/version", "weightcast/changed", "weightcast/bytes"}
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    tf.utils.logging.disable_progress_bar()
+    yield
+    tf.utils.logging.enable_progress_bar()
+
+
+def small_model(dtype: Any = F32, seed: int = 0, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    return tf.Qwen3ForCausalLM(tf.Qwen3Config(**{**SMALL, **changes})).to(dtype)
+
+
+def dataset() -> list[dict[str, Any]]:
+    tokens = torch.randint(0, 64, (16, 8), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+def trainer_of(model: Any, folder: Path, *callbacks: Any, **changes: Any) -> Any:
+    options = {"max_steps": 3, "learning_rate": 1e-4, "per_device_train_batch_size": 2, "logging_steps": 1}
+    options |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    # Pinning warns where there is no accelerator.
+    args = tf.TrainingArguments(output_dir=str(folder), dataloader_pin_memory=False, **{**options, **changes})
+    return tf.Trainer(model, args, train_dataset=dataset(), eval_dataset=dataset(), callbacks=list(callbacks))
+
+
+def followed(store: Store) -> Any:
+    """A bf16 model, brought to the head."""
+    model = small_model(BF16, seed=99)
+    with wc.Subscriber(store, TorchTarget(model), threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+    return model
+
+
+def assert_rounded(follower: Any, trained: Any) -> None:
+    theirs = trained.state_dict()
+    for name, tensor in follower.state_dict().items():
+        own = theirs[name].detach()
+        mine = tensor.view(torch.int16).numpy().view(np.uint16)
+        bits = own.view(torch.int16).numpy().view(np.uint16) if own.dtype == BF16 else wc.round_to("BF16", own.numpy())
+        assert np.array_equal(mine, bits), name
+
+
+def steps_of(store: Store) -> list[int | None]:
+    chain = Chain.open(store)
+    return [chain.manifest(version).step for version in chain.versions()]
+
+
+def digest_of(folder: Path) -> str:
+    with wc.Checkpoint(folder) as checkpoint:
+        return wc.fingerprint(checkpoint).position
+
+
+def hooks_of(trainer: Any) -> int:
+    optimizer = trainer.optimizer.optimizer
+    return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+
+
+class Waiting(tf.TrainerCallback):
+    """Waits for each commit, so that tests know how many there are; notes what callbacks behind ours are given."""
+
+    def __init__(self, callback: WeightcastCallback):
+        self.callback = callback
+        self.logs: list[dict[str, float]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.callback.receipt is not None:
+            self.callback.receipt.result(60)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+class At(tf.TrainerCallback):
+    """Does something behind a step."""
+
+    def __init__(self, step: int, act: Any):
+        self.step, self.act = step, act
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.act()
+
+
+class Held(tf.TrainerCallback):
+    """Closes the bucket once the channel is begun."""
+
+    def __init__(self, store: Counting):
+        self.store, self.held = store, False
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.store.gate.clear()
+        self.held = True
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def waiting(store: Store, **options: Any) -> tuple[WeightcastCallback, Waiting]:
+    callback = WeightcastCallback(store, **options)
+    return callback, Waiting(callback)
+
+
+class Unreliable(Counting):
+    """Refuses to take patches while it is down."""
+
+    down = False
+
+    def put(self, key: str, data: Data) -> None:
+        if self.down:
+            raise UnreachableError("no answer", url=self.url, key=key)
+        super().put(key, data)
+
+    def create(self, key: str, data: Data) -> bool:
+        if self.down:
+            raise UnreachableError("no answer", url=self.url, key=key)
+        return super().create(key, data)
+
+
+# -- what is published -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("detect", [None, "device"])
+def test_followers_of_an_fp32_model_have_it_rounded(tmp_path: Path, detect: str | None) -> None:
+    store = MemoryStore()
+    callback, wait = waiting(store, dtype="BF16", detect=detect)
+    trainer = trainer_of(small_model(), tmp_path, callback, wait, gradient_accumulation_steps=2)
+    trainer.train()
+    assert steps_of(store) == [None, 1, 2, 3]
+    assert callback.receipt is not None
+    assert callback.publisher is not None
+    assert callback.receipt.result(0).position == callback.publisher.position
+    assert_rounded(followed(store), trainer.model)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_pulled_folder_is_what_save_model_writes(tmp_path: Path, compiled: bool) -> None:
+    store = MemoryStore()
+    changes = {"torch_compile": True, "torch_compile_backend": "eager"} if compiled else {}
+    trainer = trainer_of(small_model(BF16), tmp_path / "out", *waiting(store), **changes)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    with wc.Subscriber(store, tmp_path / "mirror", threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        assert subscriber.apply(staged).digest == digest_of(tmp_path / "saved")
+        subscriber.fold()
+    assert_rounded(tf.Qwen3ForCausalLM.from_pretrained(tmp_path / "mirror"), trainer.model)  # config.json is there
+
+
+def test_the_last_step_is_published_when_it_is_no_multiple(tmp_path: Path) -> None:
+    store = MemoryStore()
+    trainer = trainer_of(small_model(BF16), tmp_path, *waiting(store, every=2), max_steps=5)
+    trainer.train()
+    assert steps_of(store) == [None, 2, 4, 5]
+    assert_rounded(followed(store), trainer.model)
+
+
+def test_the_best_model_is_published_when_it_is_loaded_at_the_end(tmp_path: Path) -> None:
+    store = MemoryStore()
+    best: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    trainer = trainer_of(small_model(BF16), tmp_path, *waiting(store), **best)
+    trainer.train()
+    assert trainer.state.best_global_step == 1  # the worst one: it learns
+    assert steps_of(store) == [None, 1, 2, 3, 1]
+    assert_rounded(followed(store), trainer.model)
+
+
+def test_every_has_to_be_positive() -> None:
+    with pytest.raises(UsageError, match="every 0 steps"):
+        WeightcastCallback("memory://", every=0)
+
+
+def test_only_rank_zero_publishes(tmp_path: Path) -> None:
+    store = MemoryStore()
+    callback = WeightcastCallback(store)
+    trainer = trainer_of(small_model(BF16), tmp_path, callback)
+    trainer.state.is_world_process_zero = False
+    trainer.is_world_process_zero = lambda: False
+    trainer.train()
+    assert callback.publisher is None
+    assert not list(store.list(""))
+
+
+def test_a_channel_of_another_model_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    store = MemoryStore()
+    wc.Publisher(store, small_model(BF16, num_hidden_layers=2), threads=1).close()
+    trainer = trainer_of(small_model(BF16), tmp_path, WeightcastCallback(store))
+    with pytest.raises(UsageError, match=r"one side only .*tensor model\.layers\.1.*one table for ever"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert hooks_of(trainer) == 0
+    assert steps_of(store) == [None]
+
+
+# -- more than one training --------------------------------------------------------------------------------------------
+
+
+def test_resuming_goes_on_in_the_same_channel(tmp_path: Path) -> None:
+    store = MemoryStore()
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
+    first = trainer_of(small_model(BF16), tmp_path, *waiting(store), At(3, interrupt), **saving)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    again = trainer_of(small_model(BF16, seed=7), tmp_path, *waiting(store), **saving)
+    again.train(resume_from_checkpoint=True)
+    # Back from 3 to the checkpoint at 2, and on: step 3 comes out as it was, so there is nothing to publish for it.
+    assert steps_of(store) == [None, 1, 2, 3, 4, 5]
+    assert_rounded(followed(store), again.model)
+    undisturbed = trainer_of(small_model(BF16), tmp_path / "other", **{**saving, "save_strategy": "no"})
+    undisturbed.train()
+    assert_rounded(followed(store), undisturbed.model)
+
+
+def test_a_second_training_begins_where_the_first_ended(tmp_path: Path) -> None:
+    store = MemoryStore()
+    callback, wait = waiting(store)
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, wait, max_steps=2)
+    trainer.train()
+    assert hooks_of(trainer) == 0
+    trainer.train()
+    assert hooks_of(trainer) == 0
+    assert steps_of(store) == [None, 1, 2, 1, 2]
+    assert_rounded(followed(store), trainer.model)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_training_may_follow_one_that_raised(tmp_path: Path, error: type[BaseException]) -> None:
+    def fail() -> None:
+        raise error("in the loop")
+
+    store = MemoryStore()
+    callback, wait = waiting(store)
+    failing = At(2, fail)
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, wait, failing)
+    with pytest.raises(error, match="in the loop"):
+        trainer.train()
+    assert steps_of(store) == [None, 1, 2]
+    left = hooks_of(trainer)
+    trainer.remove_callback(failing)
+    hooks: list[int] = []
+    trainer.add_callback(At(1, lambda: hooks.append(hooks_of(trainer))))
+    trainer.train()
+    assert hooks == [left]  # those of the second alone
+    assert hooks_of(trainer) == 0
+    assert steps_of(store) == [None, 1, 2, 1, 2, 3]
+    assert_rounded(followed(store), trainer.model)
+
+
+def test_a_process_ends_when_training_raises_while_the_bucket_hangs(tmp_path: Path) -> None:
+    code = """
+import sys
+from test_transformers import *
+store = Counting(MemoryStore())
+trainer_of(small_model(BF16), Path(sys.argv[1]), WeightcastCallback(store), At(1, store.gate.clear), At(3, interrupt)
+).train()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parent,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+    )
+    assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
+# -- a bucket that fails -----------------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_the_bucket_is_down(tmp_path: Path) -> None:
+    store = Unreliable(MemoryStore())
+    callback = WeightcastCallback(store)
+    down, up = (At(step, lambda down=down: setattr(store, "down", down)) for step, down in ((1, True), (4, False)))
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, down, up, max_steps=5)
+    trainer.train()
+    assert steps_of(store)[-1] == 5
+    assert_rounded(followed(store), trainer.model)
+
+
+def test_what_is_not_in_the_bucket_at_the_end_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Unreliable(MemoryStore())
+    callback = WeightcastCallback(store)
+    down = At(2, lambda: setattr(store, "down", True))
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, down, save_strategy="steps", save_steps=2)
+    with pytest.raises(UnreachableError, match="no answer"):
+        trainer.train()
+    assert trainer.state.global_step == 3
+    assert (tmp_path / "checkpoint-3").exists()
+    assert hooks_of(trainer) == 0
+    assert callback.receipt is not None
+    assert callback.receipt.done()
+    store.down = False
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "weightcast"):
+        trainer.remove_callback(down)
+        trainer.train()
+    assert not caplog.records
+    assert_rounded(followed(store), trainer.model)
+
+
+def test_what_a_raising_training_could_not_send_goes_with_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Unreliable(MemoryStore())
+    callback = WeightcastCallback(store)
+    breaking = [At(1, lambda: setattr(store, "down", True)), At(2, interrupt)]
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, *breaking)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    for one in breaking:
+        trainer.remove_callback(one)
+    with caplog.at_level(logging.WARNING, "weightcast"), pytest.raises(UnreachableError):
+        trainer.train()  # the channel cannot be taken up
+    assert "could not send all" in caplog.text
+    assert hooks_of(trainer) == 0
+    store.down = False
+    trainer.train()
+    assert_rounded(followed(store), trainer.model)
+
+
+def take_over(store: Store, callback: WeightcastCallback) -> None:
+    """Another writer commits, behind what was published."""
+    assert callback.receipt is not None
+    callback.receipt.result(60)
+    with wc.Publisher(store, small_model(BF16, seed=5), threads=1) as publisher:
+        publisher.publish().result(60)
+
+
+def lost(callback: WeightcastCallback) -> None:
+    """Wait until the publisher knows."""
+    assert callback.receipt is not None
+    assert isinstance(callback.receipt._future.exception(60), ConflictError)
+
+
+@pytest.mark.parametrize(("logging_strategy", "last"), [("steps", 3), ("no", 4)])
+def test_another_writer_ends_training_at_the_next_publish_or_log(
+    tmp_path: Path, logging_strategy: str, last: int
+) -> None:
+    store = MemoryStore()
+    callback = WeightcastCallback(store)
+    others = [At(2, lambda: take_over(store, callback)), At(3, lambda: lost(callback))]
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, *others, max_steps=5, logging_strategy=logging_strategy)
+    with pytest.raises(ConflictError):
+        trainer.train()
+    assert trainer.state.global_step == last
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_another_writer_is_noticed_at_the_end_at_the_latest(tmp_path: Path, known: bool) -> None:
+    store = MemoryStore()
+    callback = WeightcastCallback(store)
+    others = [At(2, lambda: take_over(store, callback)), At(3, lambda: lost(callback) if known else None)]
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, *others, logging_strategy="no")
+    with pytest.raises(ConflictError):
+        trainer.train()
+    assert trainer.state.global_step == 3
+    assert hooks_of(trainer) == 0
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_say_what_was_committed(tmp_path: Path) -> None:
+    store = MemoryStore()
+    callback = WeightcastCallback(store)
+    wait = Waiting(callback)
+    trainer = trainer_of(small_model(BF16), tmp_path, callback, wait)
+    trainer.train()
+    elements = sum(parameter.numel() for parameter in trainer.model.parameters())
+    for version, seen in enumerate(wait.logs[:3], 1):
+        manifest = Chain.open(store).manifest(version)
+        assert seen["weightcast/version"] == version
+        assert seen["weightcast/bytes"] == manifest.object.size > 0
+        assert seen["weightcast/changed"] == manifest.changed / elements
+        assert 0 < seen["weightcast/changed"] < 1
+        (kept,) = [entry for entry in trainer.state.log_history if entry["step"] == version and "loss" in entry]
+        assert {name: kept[name] for name in METRICS} == {name: seen[name] for name in METRICS}
+    assert manifest.changed <= Chain.open(store).channel.table.elements == elements
+
+
+def test_logs_do_not_wait_for_the_bucket_and_evaluations_are_left_alone(tmp_path: Path) -> None:
+    store = Counting(MemoryStore())
+    callback = WeightcastCallback(store)
+    trainer = trainer_of(
+        small_model(BF16), tmp_path, callback, At(3, store.gate.set), eval_strategy="steps", eval_steps=1
+    )
+    trainer.add_callback(hold := Held(store))
+    result = trainer.train()
+    history = trainer.state.log_history
+    assert hold.held
+    assert not any(METRICS & entry.keys() for entry in history if entry["step"] < 3 or "loss" not in entry)
+    assert any("eval_loss" in entry for entry in history)
+    assert not METRICS & result.metrics.keys()
+    assert_rounded(followed(store), trainer.model)

@@ -1,0 +1,305 @@
+"""Patience: what is retried and what is not, how long, how many at once; and calls that never come back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from servers import answering
+
+from weightcast.errors import AccessError, MissingError, StoreError, UnreachableError
+from weightcast.store import threads
+from weightcast.store.base import Data, Listed
+from weightcast.store.memory import MemoryStore
+from weightcast.store.retry import Patient
+from weightcast.store.threads import begin
+
+
+class Flaky(MemoryStore):
+    """Fails each call that ``fails`` says, by its number; a failing write may have been done."""
+
+    def __init__(self, fails: Callable[[int], bool], error: type[StoreError] = UnreachableError, late: bool = False):
+        super().__init__("flaky")
+        self.fails, self.error, self.late = fails, error, late
+        self.calls = 0
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.fails(self.calls):
+            raise self.error("flaky", url=self.url)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self._call()
+        return super().get(key, start, length)
+
+    def put(self, key: str, data: Data) -> None:
+        self._call()
+        super().put(key, data)
+
+    def create(self, key: str, data: Data) -> bool:
+        made = super().create(key, data) if self.late else False
+        self._call()
+        return made or super().create(key, data)
+
+    def delete(self, key: str) -> None:
+        self._call()
+        super().delete(key)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        for listed in super().list(prefix, after):
+            self._call()
+            yield listed
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+def test_what_may_be_cured_is_tried_again(pauses: list[float]) -> None:
+    store = Flaky(lambda call: call % 3 != 0)
+    patient = Patient(store, sleep=pauses.append)
+    patient.put("a", b"content")
+    assert patient.get("a") == b"content"
+    assert patient.create("b", b"")
+    patient.delete("b")
+    with pytest.raises(MissingError):
+        patient.get("b")
+    assert store.calls == 15
+    assert len(pauses) == 10
+
+
+def test_attempts_end_and_pauses_grow(pauses: list[float]) -> None:
+    store = Flaky(lambda call: True)
+    with pytest.raises(UnreachableError, match="flaky"):
+        Patient(store, attempts=10, sleep=pauses.append, random=lambda: 1.0).get("a")
+    assert store.calls == 10
+    assert pauses == [0.25, 0.5, 1, 2, 4, 8, 16, 20, 20]
+    pauses.clear()
+    with pytest.raises(UnreachableError):
+        Patient(store, attempts=3, sleep=pauses.append, random=lambda: 0.0).get("a")
+    assert pauses == [0.125, 0.25]
+
+
+@pytest.mark.parametrize("error", [AccessError, MissingError, StoreError])
+def test_what_cannot_be_cured_is_not_tried_again(pauses: list[float], error: type[StoreError]) -> None:
+    store = Flaky(lambda call: True, error)
+    patient = Patient(store, sleep=pauses.append)
+    for call in (lambda: patient.get("a"), lambda: patient.put("a", b""), lambda: patient.delete("a")):
+        with pytest.raises(error):
+            call()
+    assert store.calls == 3
+    assert not pauses
+
+
+def test_a_create_whose_answer_was_lost_says_false(pauses: list[float]) -> None:
+    patient = Patient(Flaky(lambda call: call == 1, late=True), sleep=pauses.append)
+    assert not patient.create("a", b"content")
+    assert patient.get("a") == b"content"
+
+
+@pytest.mark.parametrize(("every", "count"), [(2, 300), (7, 1000), (1500, 5000)])
+def test_a_listing_goes_on_where_it_stood(pauses: list[float], every: int, count: int) -> None:
+    store = Flaky(lambda call: False)
+    keys = [f"{i:05}" for i in range(count)]
+    for key in keys:
+        store.put(key, b"")
+    failed: set[str] = set()
+
+    class Breaking(MemoryStore):
+        """Breaks at each ``every``-th key, once."""
+
+        def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+            for listed in store.list(prefix, after):
+                if int(listed.key) % every == 1 and listed.key not in failed:
+                    failed.add(listed.key)
+                    raise UnreachableError("broken", url=self.url)
+                yield listed
+
+    attempts = 1 + max(1, 1024 // every + 1)
+    patient = Patient(Breaking(), attempts=attempts, sleep=pauses.append)
+    assert [listed.key for listed in patient.list("")] == keys
+    assert len(pauses) == len(failed) == len(range(1, count, every))
+
+
+def test_a_listing_is_lazy() -> None:
+    store = Flaky(lambda call: False)
+    for i in range(5000):
+        store.put(f"{i:05}", b"")
+    store.calls = 0
+    assert next(Patient(store).list("")).key == "00000"
+    assert store.calls < 50
+
+
+class Hanging(MemoryStore):
+    """Answers nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__("hanging")
+        self.release = threading.Event()
+        self.calls = 0
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.calls += 1
+        self.release.wait(60)
+        return b"late"
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        self.calls += 1
+        self.release.wait(60)
+        yield Listed("late", 0, 0.0)
+
+
+def test_a_call_that_hangs_is_given_up(pauses: list[float]) -> None:
+    store = Hanging()
+    patient = Patient(store, attempts=3, timeout=0.05, sleep=pauses.append)
+    for call in (lambda: patient.get("a", 0, 1), lambda: list(patient.list(""))):
+        started = time.monotonic()
+        with pytest.raises(UnreachableError, match=r"no answer within 0\.05 s"):
+            call()
+        assert time.monotonic() - started < 5
+    assert store.calls == 6
+    store.release.set()
+    assert patient.get("a") == b"late"
+
+
+def test_the_limit_grows_with_the_bytes(tmp_path: Path) -> None:
+    limits = []
+
+    class Measured(Patient):
+        pass
+
+    patient = Measured(MemoryStore(), timeout=10.0)
+    real = threads.Outcome.wait
+
+    def wait(self: threads.Outcome, seconds: float | None = None) -> bool:
+        limits.append(seconds)
+        return real(self, seconds)
+
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threads.Outcome, "wait", wait)
+        patient.put("a", tmp_path / "file")
+        patient.put("a", bytes(2_000_000))
+        patient.create("b", bytes(1_000_000))
+        patient.get("a", 0, 5_000_000)
+        patient.delete("b")
+    assert limits == [13.0, 12.0, 11.0, 15.0, 10.0]
+
+
+def test_no_more_calls_at_once_than_allowed() -> None:
+    lock, now, most = threading.Lock(), [0], [0]
+
+    class Counting(MemoryStore):
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            with lock:
+                now[0] += 1
+                most[0] = max(most[0], now[0])
+            time.sleep(0.01)
+            with lock:
+                now[0] -= 1
+            return b""
+
+    patient = Patient(Counting(), concurrency=4)
+    threads = [threading.Thread(target=patient.get, args=("a",)) for _ in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 4
+
+
+def test_without_a_limit_no_other_thread_is_asked() -> None:
+    class Here(MemoryStore):
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            return str(threading.get_ident()).encode()
+
+    assert Patient(Here(), timeout=None).get("a") == str(threading.get_ident()).encode()
+    assert Patient(Here()).get("a") != str(threading.get_ident()).encode()
+
+
+def test_threads_are_used_again_and_leave_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = Patient(MemoryStore())
+    patient.put("a", b"")
+    before = threading.active_count()
+    for _ in range(200):
+        patient.get("a")
+    assert threading.active_count() <= before
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.01)
+    outcomes = [begin(lambda: time.sleep(0.05)) for _ in range(30)]
+    assert all(outcome.wait(10) for outcome in outcomes)
+    deadline = time.monotonic() + 40
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= before
+    assert patient.get("a") == b""
+
+
+def test_a_hop_costs_little() -> None:
+    """Far below a millisecond; the bound is wide, since machines are noisy."""
+    patient = Patient(MemoryStore())
+    patient.put("a", b"")
+    fastest = float("inf")
+    for _ in range(500):
+        started = time.perf_counter()
+        patient.get("a")
+        fastest = min(fastest, time.perf_counter() - started)
+    assert fastest < 0.5e-3
+
+
+def test_errors_of_all_kinds_come_back_from_the_other_thread() -> None:
+    class Panic(BaseException):
+        """As obstore's, which is no Exception."""
+
+    class Panicking(MemoryStore):
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            raise Panic
+
+    with pytest.raises(Panic):
+        Patient(Panicking()).get("a")
+
+
+def test_a_process_ends_though_a_call_hangs() -> None:
+    with answering(lambda connection: None) as url:
+        code = """
+import sys
+from weightcast.errors import UnreachableError
+from weightcast.store.object import ObjectStore
+from weightcast.store.retry import Patient
+store = Patient(ObjectStore("s3://bucket"), attempts=2, timeout=0.3)
+for call in (lambda: store.get("a", 0, 10), lambda: store.put("a", b""), lambda: list(store.list(""))):
+    try:
+        call()
+    except UnreachableError as error:
+        print(error)
+"""
+        settings = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "no_proxy": "*"}
+        started = time.monotonic()
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | settings, capture_output=True, text=True, timeout=100
+        )
+        assert time.monotonic() - started < 60
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("no answer within 0.3 s") == 3
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    code = """
+import os
+from weightcast.store.memory import MemoryStore
+from weightcast.store.retry import Patient
+store = Patient(MemoryStore(), timeout=20)
+store.put("a", b"content")
+child = os.fork()
+assert store.get("a") == b"content"
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0)
+"""
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,108 @@
+"""Small models and channels of them for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from cases import gaussian, moved
+
+import weightcast as wc
+from weightcast.channel.chain import Chain
+from weightcast.store.base import Data, Listed, Store
+
+
+def small_model(seed: int = 0, tensors: int = 3, elements: int = 2000) -> wc.Arrays:
+    """A model of a few bf16 matrices."""
+    rng = np.random.default_rng(seed)
+    arrays = {f"model.layers.{i}.mlp.up_proj.weight": gaussian(rng, elements).reshape(-1, 20) for i in range(tensors)}
+    return wc.Arrays(arrays, dict.fromkeys(arrays, "BF16"))
+
+
+def train(model: wc.Arrays, seed: int, density: float = 0.02) -> None:
+    """A step: some elements move, in place."""
+    rng = np.random.default_rng(seed)
+    for spec in model.table:
+        model.write(spec.name, moved(rng, model.read(spec.name), density))
+
+
+def blank(model: wc.Arrays) -> wc.Arrays:
+    """The same table, no weights."""
+    copy = wc.Arrays.copy_of(model)
+    for spec in copy.table:
+        copy.read(spec.name)[:] = 0
+    return copy
+
+
+def channel_of(store: Store, versions: int, seed: int = 0) -> list[wc.Arrays]:
+    """Publish a small model and ``versions`` steps of it; returns every version's weights."""
+    model = small_model(seed)
+    wc.init(store, model)
+    states = [wc.Arrays.copy_of(model)]
+    with wc.Publisher(store, model, threads=1) as publisher:
+        for step in range(1, versions + 1):
+            train(model, 1000 * seed + step)
+            publisher.publish(step=step).result(60)
+            states.append(wc.Arrays.copy_of(model))
+    return states
+
+
+def pull(
+    store: Store | str | Path, target: wc.Arrays | Path, policy: wc.Newest | wc.Pinned | None = None
+) -> wc.Position:
+    """Bring a target to where the policy wants it."""
+    with wc.Subscriber(store, target, policy or wc.Newest(), threads=1) as subscriber:
+        staged = subscriber.poll()
+        if staged is not None:
+            return subscriber.apply(staged)
+        assert subscriber.position is not None
+        return subscriber.position
+
+
+def head_of(store: Store) -> wc.Position:
+    head = Chain.open(store).head()
+    assert head is not None
+    return head.position
+
+
+class Counting:
+    """A store that counts what is asked of it, and can be held up."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self.calls: list[tuple[str, str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def _called(self, verb: str, key: str) -> None:
+        self.calls.append((verb, key))
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self._called("get", key)
+        return self._store.get(key, start, length)
+
+    def put(self, key: str, data: Data) -> None:
+        self._called("put", key)
+        self.gate.wait()
+        self._store.put(key, data)
+
+    def create(self, key: str, data: Data) -> bool:
+        self._called("create", key)
+        return self._store.create(key, data)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        self._called("list", prefix)
+        return self._store.list(prefix, after)
+
+    def delete(self, key: str) -> None:
+        self._called("delete", key)
+        self._store.delete(key)
+
+    def since(self, start: int) -> list[tuple[str, str]]:
+        return self.calls[start:]

@@ -1,0 +1,366 @@
+"""Is the channel whole: one unreadable object hides no other, notes are no findings, a damaged record has a remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hub
+import pytest
+from cases import write_folder
+from channels import channel_of, small_model, train
+from typer.testing import CliRunner
+
+import weightcast as wc
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import ANCHORS, DELTAS, SQUASHES
+from weightcast.channel.records import Reference
+from weightcast.cli import app
+from weightcast.errors import AccessError, SpaceError, StoreError, UnreachableError
+from weightcast.store import open_store
+from weightcast.store.base import Store
+from weightcast.store.memory import MemoryStore
+from weightcast.upkeep.squash import squash
+from weightcast.upkeep.verify import Finding, changed_companions, verify, verify_deep
+
+FOUND = 3
+
+
+def told(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
+    done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert done.exit_code == code, done.output
+    assert done.stdout.count("\n") == 1
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def said(*arguments: str | Path, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == code, done.output
+    return done.stdout
+
+
+# -- objects that cannot be read ---------------------------------------------------------------------------------------
+
+
+class Broken(MemoryStore):
+    """Some objects cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__("broken")
+        self.broken: dict[str, Callable[[str], Exception]] = {}
+        self.asked: list[str] = []
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.asked.append(key)
+        if key in self.broken:
+            raise self.broken[key](key)
+        return super().get(key, start, length)
+
+
+def refused(key: str) -> Exception:
+    return AccessError("these credentials may not read that", url="memory://broken", key=key)
+
+
+def unreachable(key: str) -> Exception:
+    return UnreachableError("no answer in time", url="memory://broken", key=key)
+
+
+def failed(key: str) -> Exception:
+    return StoreError("the bucket answers 500", url="memory://broken", key=key)
+
+
+def unread(key: str) -> Exception:
+    return OSError(5, "Input/output error", key)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Broken:
+    made = Broken()
+    channel_of(made, 9)
+    list(squash(Chain.open(made), tmp_path / "scratch", levels=(2, 8)))
+    return made
+
+
+def key_of(store: Store, prefix: str) -> str:
+    return next(listed.key for listed in store.list(prefix) if listed.key.endswith(".safetensors"))
+
+
+def findings(store: Store, scratch: Path) -> dict[str, str]:
+    return {finding.key: finding.problem for _, finding in verify_deep(Chain.open(store), scratch) if finding}
+
+
+@pytest.mark.parametrize("error", [refused, unreachable, failed, unread])
+@pytest.mark.parametrize(
+    "prefixes",
+    [
+        (f"{DELTAS}000000000003",),
+        (f"{DELTAS}000000000003", f"{DELTAS}000000000007"),
+        (f"{SQUASHES}000000000002", f"{SQUASHES}000000000004"),
+        (f"{DELTAS}000000000009", f"{SQUASHES}000000000000-000000000008"),
+    ],
+)
+def test_what_cannot_be_read_is_listed_and_the_rest_is_checked(
+    store: Broken, tmp_path: Path, prefixes: tuple[str, ...], error: Callable[[str], Exception]
+) -> None:
+    keys = {key_of(store, prefix) for prefix in prefixes}
+    store.broken = dict.fromkeys(keys, error)
+    found = findings(store, tmp_path / "walk")
+    assert found.keys() - {DELTAS} == keys, "each of them, and nothing else"
+    others = {listed.key for kind in (DELTAS, SQUASHES) for listed in store.list(kind)} - keys
+    assert others - set(store.asked) == set(), "all others were read"
+
+
+def test_damage_behind_what_cannot_be_read_is_found(store: Broken, tmp_path: Path) -> None:
+    unread_key, damaged = key_of(store, f"{DELTAS}000000000003"), key_of(store, f"{DELTAS}000000000006")
+    store.broken = {unread_key: refused}
+    data = store.get(damaged)
+    store.put(damaged, data[:-1] + bytes([data[-1] ^ 1]))
+    assert {unread_key, damaged} <= findings(store, tmp_path / "walk").keys()
+
+
+def test_what_cannot_be_read_is_not_fetched_again_for_every_version_behind_it(store: Broken, tmp_path: Path) -> None:
+    for listed in list(store.list(SQUASHES)):
+        store.delete(listed.key)
+    key = key_of(store, f"{DELTAS}000000000002")
+    store.broken = {key: refused}
+    store.asked.clear()
+    found = findings(store, tmp_path / "walk")
+    assert found[DELTAS] == "7 deltas could not be tried, since what leads to them is not whole"
+    assert store.asked.count(key) <= 2
+
+
+def test_squashes_that_cannot_be_tried_are_counted(store: Broken, tmp_path: Path) -> None:
+    for prefix in (
+        f"{DELTAS}000000000001",
+        f"{SQUASHES}000000000000-000000000002",
+        f"{SQUASHES}000000000000-000000000008",
+    ):
+        store.broken[key_of(store, prefix)] = refused
+    found = findings(store, tmp_path / "walk")
+    assert found[SQUASHES] == "3 squashes could not be tried, since what leads to them is not whole"
+
+
+def test_a_store_that_answers_no_more_is_not_asked_for_every_object(store: Broken, tmp_path: Path) -> None:
+    store.broken = {listed.key: unreachable for kind in (DELTAS, SQUASHES) for listed in store.list(kind)}
+    store.asked.clear()
+    with pytest.raises(UnreachableError):
+        findings(store, tmp_path / "walk")
+    assert len([key for key in store.asked if key.startswith((DELTAS, SQUASHES))]) < 10
+
+
+def test_a_full_disk_is_no_finding(store: Broken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(SpaceError):
+        findings(store, tmp_path / "walk")
+
+
+def test_a_manifest_that_cannot_be_read_hides_no_other(store: Broken) -> None:
+    store.broken = {"manifests/000000000003.json": unreachable, "manifests/000000000006.json": refused}
+    assert [(finding.key, finding.problem) for finding in verify(Chain.open(store))] == [
+        ("manifests/000000000003.json", "no answer in time"),
+        ("manifests/000000000006.json", "these credentials may not read that"),
+    ]
+
+
+@dataclass(frozen=True)
+class World:
+    url: Path
+    checkpoint: Path
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A channel in a folder, begun with a checkpoint that has a configuration."""
+    model = small_model()
+    write_folder(tmp_path / "checkpoint", model)
+    wc.init(tmp_path / "channel", tmp_path / "checkpoint")
+    with wc.Publisher(tmp_path / "channel", model, threads=1) as publisher:
+        for version in range(1, 4):
+            train(model, version)
+            publisher.publish(step=version).result(60)
+    write_folder(tmp_path / "newest", model)
+    return World(tmp_path / "channel", tmp_path / "newest")
+
+
+def test_the_command_goes_on_and_its_exit_code_comes_at_the_end(world: World) -> None:
+    first, _, third = sorted((world.url / "deltas").iterdir())
+    for path in (first, third):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    found = told("verify", world.url, "--deep", code=FOUND)
+    assert {finding["key"] for finding in found["findings"]} >= {f"deltas/{first.name}"}
+    text = said("verify", world.url, "--deep", code=FOUND)
+    assert first.name in text
+    assert "could not be tried" in text
+
+
+# -- channel.json ------------------------------------------------------------------------------------------------------
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    at = data.index(b"up_proj")
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [cut, flipped, lambda data: b"", None])
+@pytest.mark.parametrize("deep", [(), ("--deep",)])
+def test_a_damaged_channel_record_is_a_finding_with_a_remedy(
+    world: World, damage: Callable[[bytes], bytes] | None, deep: tuple[str, ...]
+) -> None:
+    record = world.url / "channel.json"
+    whole = record.read_bytes()
+    record.unlink() if damage is None else record.write_bytes(damage(whole))
+    (finding,) = told("verify", world.url, *deep, code=FOUND)["findings"]
+    assert finding["key"] == "channel.json"
+    assert "`weightcast repair URL` restores it" in finding["problem"]
+    text = said("verify", world.url, *deep, code=FOUND)
+    assert "`weightcast repair URL` restores it" in text
+    assert text.endswith("1 findings\n")
+    told("repair", world.url)
+    assert record.read_bytes() == whole
+    assert told("verify", world.url, *deep)["findings"] == []
+
+
+def test_a_damaged_copy_of_the_channel_record_is_a_finding(world: World) -> None:
+    (copy,) = (world.url / "anchors").rglob("channel.json")
+    copy.write_bytes(flipped(copy.read_bytes()))
+    (finding,) = told("verify", world.url, code=FOUND)["findings"]
+    assert finding["key"] == str(copy.relative_to(world.url))
+
+
+def test_a_folder_that_is_no_channel_is_told_so(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["verify", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "this folder is no channel" in done.stderr
+
+
+# -- notes -------------------------------------------------------------------------------------------------------------
+
+
+def publish_anchor(world: World) -> None:
+    done = CliRunner().invoke(app, ["publish", str(world.url), str(world.checkpoint), "--anchor"])
+    assert done.exit_code == 0, done.output
+
+
+def test_files_beside_the_weights_that_changed_are_notes_and_no_findings(world: World) -> None:
+    (world.checkpoint / "config.json").write_text('{"model_type": "changed"}')
+    (world.checkpoint / "generation_config.json").write_text("{}")
+    model = small_model()
+    for version in range(1, 5):
+        train(model, version)
+    write_folder(world.checkpoint.parent / "next", model)
+    shutil.copy(world.checkpoint / "config.json", world.checkpoint.parent / "next" / "config.json")
+    (world.checkpoint.parent / "next" / "generation_config.json").write_text("{}")
+    publish_anchor(World(world.url, world.checkpoint.parent / "next"))
+    found = told("verify", world.url)
+    assert found["findings"] == []
+    assert found["notes"] == [
+        "config.json of version 4's anchor differs from that of version 0's",
+        "generation_config.json of version 4's anchor is not in version 0's",
+    ]
+    text = said("verify", world.url)
+    assert "note: config.json of version 4's anchor differs from that of version 0's\n" in text
+    assert "whole up to version 4" in text
+
+
+def test_anchors_with_the_same_files_beside_them_give_no_note(world: World, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["squash", str(world.url), "--anchor"])
+    assert done.exit_code == 0, done.output
+    assert len(Chain.open(open_store(world.url)).anchor_edges()) == 2
+    assert list(changed_companions(Chain.open(open_store(world.url)))) == []
+
+
+# -- a channel that begins at a checkpoint elsewhere -------------------------------------------------------------------
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Hub]:
+    with hub.found(tmp_path / "hub") as found:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", found.environment["HF_HUB_CACHE"])
+        write_folder(tmp_path / "model", small_model())
+        found.make_model("model", tmp_path / "model")
+        yield found
+
+
+def begun_elsewhere(url: Path) -> None:
+    wc.init(url, Reference("tester/model", "main"))
+    model = small_model()
+    with wc.Publisher(url, model, threads=1) as publisher:
+        for version in range(1, 4):
+            train(model, version)
+            publisher.publish(step=version).result(60)
+
+
+def test_deep_begins_at_the_checkpoint_that_is_only_named(hugging_face: hub.Hub, tmp_path: Path) -> None:
+    url = tmp_path / "channel"
+    begun_elsewhere(url)
+    found = told("verify", url, "--deep")
+    assert (found["findings"], found["proven_objects"]) == ([], 4)
+    path = sorted((url / "deltas").iterdir())[1]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert f"deltas/{path.name}" in said("verify", url, "--deep", code=FOUND)
+
+
+def test_deep_says_what_it_could_not_check(
+    hugging_face: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = tmp_path / "channel"
+    begun_elsewhere(url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr("weightcast.follow.fetch.bring", away)
+    reference, deltas = told("verify", url, "--deep", code=FOUND)["findings"]
+    assert reference["key"].startswith(ANCHORS)
+    assert "the checkpoint that this anchor only names could not be had: the Hub is away" in reference["problem"]
+    assert "`weightcast verify FOLDER URL`" in reference["problem"]
+    assert deltas["problem"].startswith("3 deltas could not be tried")
+
+
+def away(*_: object, **__: object) -> None:
+    raise StoreError("the Hub is away", url="https://huggingface.co/tester/model")
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_is_promised_than_digests_hold(world: World) -> None:
+    helped = " ".join(said("verify", "--help").replace("│", " ").split())
+    assert "they are no proof against somebody who may write to the bucket" in helped
+    commands = ((world.url,), (world.url, "--deep"), (world.checkpoint, world.url))
+    texts = [said("verify", *command) for command in commands]
+    for promise in ("proven", "bit by bit", "to the last bit"):
+        assert not any(promise in text for text in texts)
+    assert texts[1] == "whole up to version 3: 4 objects decoded, and their digests agree\n"
+    assert "every tensor has the digest that it has in version 3" in texts[2]
+
+
+def test_a_finding_of_an_error_says_what_the_error_says() -> None:
+    assert Finding.of("k", OSError()) == Finding("k", "OSError")
+
+
+# -- a folder ----------------------------------------------------------------------------------------------------------
+
+
+def test_folder_whose_log_leads_on_says_where_its_files_are(tmp_path: Path) -> None:
+    bucket, mirror = tmp_path / "bucket", tmp_path / "mirror"
+    channel_of(open_store(bucket), 3)
+    for version in (0, 3):
+        with wc.Subscriber(bucket, mirror, wc.Pinned(version), threads=1, fold=False) as subscriber:
+            staged = subscriber.poll()
+            assert staged is not None
+            subscriber.apply(staged)
+    lagging = told("verify", mirror, bucket)
+    assert (lagging["version"], lagging["files_at"], lagging["log_leads_to"]) == (3, 0, 3)
+    assert "a tool that loads the files gets version 0" in said("verify", mirror, bucket)
+    with wc.Subscriber(bucket, mirror, threads=1) as subscriber:
+        subscriber.poll()
+    folded = told("verify", mirror, bucket)
+    assert (folded["version"], folded["files_at"], folded["log_leads_to"]) == (3, 3, None)
