@@ -289,7 +289,7 @@ class Sizes:
 
 
 def catch_up(url: str, states: Path, lag: int | None, head: int, sizes: Sizes, wire: Wire | None = None) -> CatchUp:
-    """One replica, from opening the channel to standing at the head."""
+    """One replica, from opening the channel to being at the head."""
     with tempfile.TemporaryDirectory(prefix="weightcast-catchup-") as folder:
         held: wc.Arrays | Path = Path(folder) / "mirror" if lag is None else state(states, head - lag)
         store, record = counted(url)

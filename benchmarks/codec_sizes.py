@@ -89,11 +89,11 @@ def bench_codecs(trace: Path, thread_counts: tuple[int, ...]) -> dict[str, Any]:
     for step in steps:
         after = after_step(weights, step)
         copy_seconds += memcpy_seconds(after)
-        standing = fingerprint(weights)
-        patch = diff(weights, after, standing)
+        held = fingerprint(weights)
+        patch = diff(weights, after, held)
         changed += patch.changed
         for name, total in totals.items():
-            _measure(name, total, weights, after, standing, patch, thread_counts)
+            _measure(name, total, weights, after, held, patch, thread_counts)
         _measure_others(other_bytes, patch, weights, after)
         weights = after
     if not changed:
@@ -129,7 +129,7 @@ def _measure(
     total: CodecTotals,
     old: Arrays,
     new: Arrays,
-    standing: Fingerprint,
+    held: Fingerprint,
     patch: Patch,
     thread_counts: tuple[int, ...],
 ) -> None:
@@ -137,13 +137,13 @@ def _measure(
     total.nbytes += len(data)
     total.overhead += PatchReader(BytesSource(data)).overhead
     target = Arrays.copy_of(old)
-    reached = decode(data, target).apply(target, standing)
-    total.exact &= reached.position == patch.result == fingerprint(target).position and _same_bits(target, new)
+    reached = decode(data, target).apply(target, held)
+    total.exact &= reached.digest == patch.result == fingerprint(target).digest and _same_bits(target, new)
     for threads in thread_counts:
         with Workers(threads) as workers:
-            took = best_of(lambda: encode(diff(old, new, standing, workers), codec, old, workers))
+            took = best_of(lambda: encode(diff(old, new, held, workers), codec, old, workers))
             total.encode_seconds[threads] = total.encode_seconds.get(threads, 0) + took
-            took = best_of(lambda: decode(data, old, workers).apply(target, standing))  # the same bits once more
+            took = best_of(lambda: decode(data, old, workers).apply(target, held))  # the same bits once more
             total.apply_seconds[threads] = total.apply_seconds.get(threads, 0) + took
 
 

@@ -98,9 +98,9 @@ def scattered(live: LiveParameters, prepared: Prepared) -> float:
 
 
 def must_be(live: LiveParameters, weights: Held, workers: wc.Workers) -> None:
-    standing = wc.fingerprint(weights, workers)
+    fingerprint = wc.fingerprint(weights, workers)
     for spec in weights.table:
-        assert put_together(spec, live.held(spec)).digest == standing[spec.name], spec.name
+        assert put_together(spec, live.held(spec)).digest == fingerprint[spec.name], spec.name
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def publish(url: str, versions: int, seconds: float, params: int) -> dict[str, A
             publisher.publish(step=version).result()
             time.sleep(max(0.0, begin + seconds * version / versions - time.monotonic()))
         position = publisher.position
-    return {"version": position.version, "digest": wc.fingerprint(training.weights).position}
+    return {"version": position.version, "digest": wc.fingerprint(training.weights).digest}
 
 
 def follow(role: str, url: str, versions: int, params: int, folder: Path) -> dict[str, Any]:
@@ -92,9 +92,9 @@ def follow(role: str, url: str, versions: int, params: int, folder: Path) -> dic
 def _digest(holds: wc.Arrays | Path) -> str:
     """Where the weights stand, by reading them."""
     if isinstance(holds, wc.Arrays):
-        return wc.fingerprint(holds).position
+        return wc.fingerprint(holds).digest
     with wc.reading(holds) as checkpoint:
-        return wc.fingerprint(checkpoint).position
+        return wc.fingerprint(checkpoint).digest
 
 
 def _gaps(seen: list[int]) -> int:

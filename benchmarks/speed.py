@@ -95,12 +95,12 @@ def overhead_share(data: bytes) -> float:
 def measure_model(scale: float, workers: wc.Workers) -> dict[str, object]:
     """A dense model: times, sizes, overhead."""
     old, new = synthesise(qwen3_shapes(scale))
-    standing = wc.fingerprint(old, workers)
+    fingerprint = wc.fingerprint(old, workers)
     copy = memcpy_seconds(new)
-    patch = wc.diff(old, new, standing, workers)
+    patch = wc.diff(old, new, fingerprint, workers)
     times = {
         "bare_diff_kernel_1_thread": bare_diff(old, new) / copy,
-        "diff": best_of(partial(wc.diff, old, new, standing, workers), 3) / copy,
+        "diff": best_of(partial(wc.diff, old, new, fingerprint, workers), 3) / copy,
     }
     files: dict[str, bytes] = {}
     for codec in ("gap", "banded"):

@@ -104,7 +104,7 @@ def trainer(bucket: Path, steps: int, lr: float, warm_up: int) -> None:
             say(event="step", step=step, loss=loss, version=version, density=density, nbytes=commit.object.size)
     rounded = {name: wc.round_to("BF16", value.numpy()) for name, value in model.state_dict().items()}
     proof = wc.fingerprint(wc.Arrays(rounded, dict.fromkeys(rounded, "BF16")))
-    say(event="end", digest=proof.position)
+    say(event="end", digest=proof.digest)
 
 
 def follower(bucket: Path) -> None:
@@ -114,7 +114,7 @@ def follower(bucket: Path) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: subscriber.stop())
         for position in subscriber.follow(LOOK_EVERY):
             say(event="version", version=position.version)
-    say(event="end", digest=wc.fingerprint(engine).position)
+    say(event="end", digest=wc.fingerprint(engine).digest)
 
 
 def subscribed(bucket: Path, engine: TorchTarget) -> wc.Subscriber:
@@ -243,7 +243,7 @@ def watch(bucket: Path, mirror: Path, args: argparse.Namespace, console: Console
         while "first" not in board.digests:
             board.hear(*words.get(timeout=PATIENCE))
     with wc.Checkpoint(mirror) as files:
-        return board.digests | {"second": wc.fingerprint(files).position}
+        return board.digests | {"second": wc.fingerprint(files).digest}
 
 
 def stop(number: int, frame: FrameType | None) -> None:

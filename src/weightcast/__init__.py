@@ -6,8 +6,8 @@
 >>> trained = wc.Arrays({"w": np.eye(1, 1000, 7, dtype=np.float32)[0]})
 >>> data = wc.encode(wc.diff(here, trained), "banded", old=here)      # the trainer: a few hundred bytes
 >>> patch = wc.decode(data, old=there)                                # an engine that holds the same old weights
->>> standing = patch.apply(there, wc.fingerprint(there))              # proves base and result, then overwrites
->>> standing.position == wc.fingerprint(trained).position
+>>> held = patch.apply(there, wc.fingerprint(there))              # proves base and result, then overwrites
+>>> held.digest == wc.fingerprint(trained).digest
 True
 
 Through a bucket, or a folder that stands for one:

@@ -30,7 +30,7 @@ from weightcast.errors import (
     UsageError,
 )
 from weightcast.follow.mirror import Mirror
-from weightcast.format.scan import settle
+from weightcast.format.scan import resolve
 from weightcast.format.tensors import TensorSpec
 from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.store.base import Data, Store
@@ -53,7 +53,7 @@ def test_a_channel_begins_with_an_anchor_that_any_tool_can_load(store: Store) ->
     model = small_model()
     manifest = wc.init(store, model, step=7)
     assert (manifest.position.version, manifest.base, manifest.step) == (0, None, 7)
-    assert manifest.position.digest == wc.fingerprint(model).position
+    assert manifest.position.digest == wc.fingerprint(model).digest
     there = blank(model)
     assert pull(store, there) == manifest.position
     assert same_bits(there, model)
@@ -78,7 +78,7 @@ def test_where_there_is_no_channel_a_publisher_begins_one_and_a_subscriber_says_
     with pytest.raises(ChannelError, match="weightcast init"):
         wc.Subscriber(store, model)
     with wc.Publisher(store, model) as publisher:
-        assert publisher.position == Position(0, wc.fingerprint(model).position)
+        assert publisher.position == Position(0, wc.fingerprint(model).digest)
     here = small_model(seed=1)
     assert pull(store, here).version == 0
     assert same_bits(here, model)
@@ -162,7 +162,7 @@ def test_publish_without_a_change_commits_nothing(store: Store) -> None:
     wc.init(store, model)
     with wc.Publisher(store, model) as publisher:
         nothing = publisher.publish(step=1)
-        assert nothing.result(60).position == wc.Position(0, wc.fingerprint(model).position)
+        assert nothing.result(60).position == wc.Position(0, wc.fingerprint(model).digest)
         assert nothing.is_new is False
         train(model, 1)
         something = publisher.publish(step=2)
@@ -184,8 +184,8 @@ def test_changes_that_were_taken_back_before_the_upload_commit_nothing(store: St
         receipts = [publisher.publish(step=2, weights=start), publisher.publish(step=3, weights=middle)]
         slow.gate.set()
         assert first.result(60).position.version == 1
-        assert receipts[-1].result(60).position.digest == wc.fingerprint(middle).position
-    assert head_of(store).digest == wc.fingerprint(middle).position
+        assert receipts[-1].result(60).position.digest == wc.fingerprint(middle).digest
+    assert head_of(store).digest == wc.fingerprint(middle).digest
 
 
 def test_publish_takes_the_bits_of_the_moment(store: Store) -> None:
@@ -335,7 +335,7 @@ def test_a_trainer_that_restarts_from_an_older_checkpoint_publishes_the_way_back
     with wc.Publisher(store, states[2]) as publisher:
         assert publisher.position.version == 5, "nothing is published unasked"
         receipt = publisher.publish(step=42)
-        assert receipt.result(60).position == wc.Position(6, wc.fingerprint(states[2]).position)
+        assert receipt.result(60).position == wc.Position(6, wc.fingerprint(states[2]).digest)
         assert receipt.result().step == 42
         assert receipt.result().codec == "banded"
     follower = wc.Arrays.copy_of(states[5])
@@ -757,7 +757,7 @@ def test_a_mirror_of_one_channel_is_not_overwritten_by_another(tmp_path: Path) -
     reset(FileStore(tmp_path / "one"))
     new = small_model(3)
     wc.init(FileStore(tmp_path / "one"), new)
-    assert pull(FileStore(tmp_path / "one"), tmp_path / "mirror").digest == wc.fingerprint(new).position
+    assert pull(FileStore(tmp_path / "one"), tmp_path / "mirror").digest == wc.fingerprint(new).digest
 
 
 def test_a_folder_begins_anew_where_the_head_cannot_be_had(store: Store, tmp_path: Path) -> None:
@@ -867,9 +867,9 @@ def test_what_failed_is_sent_while_publishing_goes_on(store: Store, monkeypatch:
 
     def slowly(*arguments: Any) -> Any:
         time.sleep(0.02)
-        return settle(*arguments)
+        return resolve(*arguments)
 
-    monkeypatch.setattr("weightcast.publish.publisher.settle", slowly)
+    monkeypatch.setattr("weightcast.publish.publisher.resolve", slowly)
     with wc.Publisher(failing, model) as publisher:
         failing.broken = True
         deadline = time.monotonic() + 60

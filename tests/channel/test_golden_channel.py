@@ -54,7 +54,7 @@ def test_every_version_can_be_pulled(version: int, tmp_path: Path) -> None:
         assert subscriber.apply(staged) == wc.Position(version, EXPECTED[version])
         weights = subscriber.holder.weights
         assert weights is not None
-        assert wc.fingerprint(weights).position == EXPECTED[version]
+        assert wc.fingerprint(weights).digest == EXPECTED[version]
 
 
 def test_it_is_whole(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_in_place(tmp_path: Path, sharded: bool, codec: str) -> None:
     case = make_case(tmp_path, sharded, codec=codec)
     done = apply_in_place(case.patch, case.target)
     assert case.holds(case.new)
-    assert done == Applied(wc.fingerprint(case.new).position, changed=True)
+    assert done == Applied(wc.fingerprint(case.new).digest, changed=True)
     assert not redo_path(case.target).exists()
     assert apply_in_place(case.patch, case.target) == Applied(done.position, changed=False)
 
@@ -240,7 +240,7 @@ def test_resume_completes_what_was_interrupted_without_the_patch(tmp_path: Path)
         run_and_die(lambda: apply_in_place(case.patch, case.target), DieAt(n).install)
         n += 1
     case.patch.unlink()
-    assert resume(case.target) == Applied(wc.fingerprint(case.new).position, changed=True)
+    assert resume(case.target) == Applied(wc.fingerprint(case.new).digest, changed=True)
     assert case.holds(case.new)
 
 

@@ -78,11 +78,11 @@ def test_a_patch_is_proven_before_and_exact_afterwards(density: float, pair: Pai
     for (engine, model, live), each in zip(pair, prepared, strict=True):
         live.apply(each, new)
         assert memory(model) == expected(engine, new)
-    standing = [dict(live.standing) for _, _, live in pair]
+    fingerprint = [dict(live.fingerprint) for _, _, live in pair]
     truth = wc.fingerprint(new)
     sums = together([live for _, _, live in pair], new)
     assert {name: one.digest for name, one in sums.items()} == {spec.name: truth[spec.name] for spec in new.table}
-    assert [dict(live.standing) for _, _, live in pair] == standing
+    assert [dict(live.fingerprint) for _, _, live in pair] == fingerprint
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_patches_in_a_row_are_as_one_after_another(densities: tuple[float, ...],
             other.apply(other.prepare_patches([reader]), state)
         live.apply(one, states[-1])
         assert memory(model) == memory(again) == expected(engine, states[-1])
-        assert live.standing == other.standing
+        assert live.fingerprint == other.fingerprint
 
 
 def test_staged_from_another_codec(pair: Pair, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_worker_that_was_never_digested_promises_nothing(tmp_path: Path) -> No
     old, engine = weights_of(SHAPES), Engine(0, 1)
     new = changed(old, 0.1, 2)
     model, live = worker(engine, old)
-    live.standing.clear()
+    live.fingerprint.clear()
     prepared = live.prepare_patches([staged(old, new, tmp_path)])
     assert {one.problem for boxes in prepared.held.values() for one in boxes} == {None, "it was not digested before"}
     live.apply(prepared, new)
@@ -431,7 +431,7 @@ def test_rounded_parameters_are_written_and_never_promised(tmp_path: Path) -> No
         for prepared in (live.prepare_patches([staged(old, new, tmp_path)]), live.prepare_weights(new, new.table)):
             assert [one.problem for one in prepared.held["x"]] == ["BF16 in the engine is rounded from F32"]
             live.apply(prepared, new)
-            assert not live.standing
+            assert not live.fingerprint
             assert np.array_equal(live.read(part()), wc.round_to("BF16", new.read("x").view(np.float32)))
 
 

@@ -161,7 +161,7 @@ class ChannelMachine(RuleBasedStateMachine):
         assert newest is not None
         while self.head < newest.position.version:
             digest = self.chain.manifest(self.head + 1).position.digest
-            found = [bits for bits in candidates if wc.fingerprint(bits).position == digest]
+            found = [bits for bits in candidates if wc.fingerprint(bits).digest == digest]
             assert found, "something was committed that nobody published"
             self._commit(found[0])
 
@@ -336,7 +336,7 @@ class ChannelMachine(RuleBasedStateMachine):
         head = self.chain.head()
         assert head is not None
         assert head.position.version == self.head
-        assert head.position.digest == wc.fingerprint(self.model[self.head]).position
+        assert head.position.digest == wc.fingerprint(self.model[self.head]).digest
         assert self._pull_fresh(wc.Newest()) == self.head
 
     @precondition(lambda self: self.model)

@@ -69,7 +69,7 @@ def _pull(world: World, store: Store) -> None:
         staged = subscriber.poll()
         if staged is not None:
             position = subscriber.apply(staged)
-            assert wc.fingerprint(fresh).position == position.digest
+            assert wc.fingerprint(fresh).digest == position.digest
             assert position.digest in digests(world)
 
 
@@ -133,7 +133,7 @@ AT_MOST = 12
 
 
 def digests(world: World) -> set[str]:
-    return {wc.fingerprint(state).position for state in world.states}
+    return {wc.fingerprint(state).digest for state in world.states}
 
 
 def old_channel(root: Path) -> World:

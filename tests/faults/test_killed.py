@@ -77,7 +77,7 @@ def test_publishers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) ->
     acknowledged = [int(line) for line in (world.root / "acknowledged").read_text().split()]
     assert set(acknowledged) <= set(world.chain.versions())
     assert len(set(acknowledged)) == len(acknowledged)
-    digests = [wc.fingerprint(state).position for state in world.states]
+    digests = [wc.fingerprint(state).digest for state in world.states]
     for version in world.chain.versions():
         assert world.chain.manifest(version).position.digest == digests[state_at(world, version)]
 

@@ -531,7 +531,7 @@ def test_what_is_damaged_is_not_relied_on_by_collecting(rich: World, kind: str, 
 
 def test_versions_that_began_anew_stay_reachable_within_the_window(world: World) -> None:
     """An anchor in the middle of the window, and a newer one behind it: the versions between need the first."""
-    position = Position(5, wc.fingerprint(world.states[5]).position)
+    position = Position(5, wc.fingerprint(world.states[5]).digest)
     ref = world.chain.put_anchor(position, {path.name: path for path in world.checkpoint(5).iterdir()})
     world.chain.commit(world.chain.draft(position, None, ref, None, 0, None, "anew"))
     for version in (6, 7):

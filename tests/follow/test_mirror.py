@@ -780,7 +780,7 @@ positions = set()
 while time.monotonic() < end:
     try:
         with wc.reading(folder) as files:
-            positions.add(wc.fingerprint(files).position)
+            positions.add(wc.fingerprint(files).digest)
             loads += 1
     except wc.WeightcastError:
         refusals += 1
@@ -801,4 +801,4 @@ def test_a_reader_in_another_process_sees_versions_only(world: World, monkeypatc
             mirror.fold()
     loads, *positions = loader.communicate()[0].split()
     assert int(loads) > 3
-    assert set(positions) <= {wc.fingerprint(world.states[version]).position for version in (0, 4)}
+    assert set(positions) <= {wc.fingerprint(world.states[version]).digest for version in (0, 4)}

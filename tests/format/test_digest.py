@@ -102,7 +102,7 @@ def test_a_position_depends_on_names_dtypes_shapes_aliases_and_bits() -> None:
         Bag({spec: bits}, {"tied": "w"}),
         Bag({}),
     ]
-    assert len({wc.fingerprint(weights).position for weights in variants}) == len(variants)
+    assert len({wc.fingerprint(weights).digest for weights in variants}) == len(variants)
 
 
 def test_a_moved_element_moves_the_position() -> None:

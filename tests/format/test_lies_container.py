@@ -39,16 +39,16 @@ from weightcast.errors import (
 def test_joined_again_without_a_lie_it_is_accepted(world: World, codec: str) -> None:
     honest = world.patch(codec)
     rejoined = with_table(Parts.of(honest).joined(), Table.of(honest))
-    assert world.read(rejoined).result == world.reached.position
+    assert world.read(rejoined).result == world.reached.digest
     world.file.write_bytes(rejoined)
-    assert apply_in_place(world.file, world.target).position == world.reached.position
+    assert apply_in_place(world.file, world.target).position == world.reached.digest
     with Checkpoint(world.target) as weights:
         assert same_bits(weights, world.new)
 
 
 def test_honest_patch_without_a_base_is_accepted(world: World) -> None:
     world.file.write_bytes(Parts.of(world.anchor()).joined())
-    assert apply_in_place(world.file, world.target).position == world.reached.position
+    assert apply_in_place(world.file, world.target).position == world.reached.digest
 
 
 def test_the_sample_makes_use_of_bands(world: World) -> None:
@@ -58,7 +58,7 @@ def test_the_sample_makes_use_of_bands(world: World) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_honest_patch_needs_little_memory(world: World, codec: str) -> None:
     world.file.write_bytes(world.patch(codec))
-    assert bounded(world.target, world.file) == [("accepted", world.reached.position)]
+    assert bounded(world.target, world.file) == [("accepted", world.reached.digest)]
 
 
 # -- the container -----------------------------------------------------------------------------------------------------

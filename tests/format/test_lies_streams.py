@@ -253,7 +253,7 @@ def test_block_written_by_hand_is_read(world: World) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_wrong_base(world: World, codec: str) -> None:
     error = world.refuses(with_meta(world.patch(codec), base="0" * 64), BaseError, "the patch begins at 000000000000")
-    assert (error.expected, error.found) == ("0" * 64, world.standing.position)
+    assert (error.expected, error.found) == ("0" * 64, world.fingerprint.digest)
     assert error.hint
 
 
@@ -265,7 +265,7 @@ def test_weights_that_are_not_the_base(world: World, codec: str) -> None:
     world.file.write_bytes(encode(world.diff, codec, sample()[0]))
     with pytest.raises(BaseError, match="the weights stand at") as caught:
         apply_in_place(world.file, world.target)
-    assert caught.value.expected == world.standing.position
+    assert caught.value.expected == world.fingerprint.digest
     assert tree(world.home) == before
 
 
@@ -274,7 +274,7 @@ def test_wrong_result(world: World, codec: str) -> None:
     error = world.refuses(
         with_meta(world.patch(codec), result="f" * 64), ResultError, "not to ffffffffffff as it states"
     )
-    assert (error.expected, error.found) == ("f" * 64, world.reached.position)
+    assert (error.expected, error.found) == ("f" * 64, world.reached.digest)
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -305,7 +305,7 @@ def test_patch_that_leaves_a_changed_tensor_out(world: World) -> None:
     del parts.entries["b.indices"], parts.entries["b.values"]
     digests = parts.entries[DIGESTS].data
     lie = with_table(with_stream(parts.joined(), DIGESTS, digests[:8]), table)
-    assert world.refuses(lie, ResultError, "as it states").expected == world.reached.position
+    assert world.refuses(lie, ResultError, "as it states").expected == world.reached.digest
 
 
 def test_patch_without_a_base_that_leaves_a_tensor_out(world: World) -> None:
@@ -316,7 +316,7 @@ def test_patch_without_a_base_that_leaves_a_tensor_out(world: World) -> None:
     table.sizes = table.sizes[:2]
     lie = with_stream(without(world.anchor(), "b.values"), DIGESTS, world.reached["a"].to_bytes(8, "little"))
     half = Fingerprint(world.reached.table, (world.reached["a"], 0))
-    lie = with_meta(with_table(lie, table), result=half.position)
+    lie = with_meta(with_table(lie, table), result=half.digest)
     world.file.write_bytes(lie)
     before = tree(world.home)
     with pytest.raises(WeightcastError):

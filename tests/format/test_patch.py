@@ -20,7 +20,7 @@ def test_applying_a_diff_gives_the_new_bits(pair: tuple[Bag, Bag]) -> None:
     reached = patch.apply(target, wc.fingerprint(old))
     assert same_bits(target, new)
     assert reached == wc.fingerprint(new)
-    assert reached.position == patch.result
+    assert reached.digest == patch.result
 
 
 @given(changes())
@@ -120,7 +120,7 @@ def test_an_anchor_is_a_patch_without_a_base() -> None:
     blank = Bag({spec: np.zeros(spec.elements, spec.kind.word) for spec in weights.table})
     patch = wc.decode(wc.encode(wc.anchor(weights), "plain"), blank)
     assert patch.base is None
-    assert patch.apply(blank, wc.fingerprint(blank)).position == wc.fingerprint(weights).position
+    assert patch.apply(blank, wc.fingerprint(blank)).digest == wc.fingerprint(weights).digest
     assert same_bits(blank, weights)
 
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_overwritten_says_so(tmp_path: Path) -> None:
 def test_a_target_that_is_not_what_was_said_of_it_is_refused() -> None:
     small, large = one(np.zeros(10, np.uint16)), one(np.zeros(10**6, np.uint16))
     patch = wc.diff(large, one(np.ones(10**6, np.uint16)))
-    with pytest.raises(UsageError, match="not the weights whose standing"):
+    with pytest.raises(UsageError, match="not the weights whose fingerprint"):
         patch.apply(small, wc.fingerprint(large))
 
 

@@ -50,11 +50,11 @@ def test_weightcast_reads_a_good_vector(name: str) -> None:
     with wc.Checkpoint(good_path(name, "new")) as new:
         old = wc.Checkpoint(good_path(name, "old")) if good_path(name, "old").exists() else None
         target = held(new.table, old)
-        standing = wc.fingerprint(target)
+        fingerprint = wc.fingerprint(target)
         patch = wc.decode(good_path(name, "patch").read_bytes(), old=old)
-        reached = patch.apply(target, standing)
-        assert patch.base == (standing.position if old else None)
-        assert patch.result == reached.position == wc.fingerprint(new).position
+        reached = patch.apply(target, fingerprint)
+        assert patch.base == (fingerprint.digest if old else None)
+        assert patch.result == reached.digest == wc.fingerprint(new).digest
         for spec in new.table:
             np.testing.assert_array_equal(target.read(spec.name), new.read(spec.name))
         if old:
@@ -73,13 +73,13 @@ def test_simple_reader_reads_a_good_vector(name: str) -> None:
 def test_both_find_the_same_position(name: str) -> None:
     path = good_path(name, "new")
     with wc.Checkpoint(path) as weights:
-        assert position(read_checkpoint(path.read_bytes())) == wc.fingerprint(weights).position
+        assert position(read_checkpoint(path.read_bytes())) == wc.fingerprint(weights).digest
 
 
 def test_positions_of_tables_with_aliases() -> None:
     aliases = {"tied.é": "w", "tied.\U0001f600": "w", "tied.\uff5e": "w"}
     table = wc.TensorTable.of([wc.TensorSpec("w", "U8", (1,))], aliases)
-    expected = wc.Fingerprint(table, (tensor_digest([5]),)).position
+    expected = wc.Fingerprint(table, (tensor_digest([5]),)).digest
     assert position({"w": simple_reader.Tensor("U8", (1,), [5])}, aliases) == expected
 
 
@@ -239,7 +239,7 @@ def test_tensor_digests_of_clause_4_3(dtype: str, listed: str, expected: str) ->
 def test_position_of_clause_4_3() -> None:
     (expected,) = re.findall(r"has position `([0-9a-f]{64})`", SPEC)
     array = wc.Arrays({"w": np.array([0x3F80, 0xBF80], np.uint16)}, {"w": "BF16"})
-    assert wc.fingerprint(array).position == expected
+    assert wc.fingerprint(array).digest == expected
     assert position({"w": simple_reader.Tensor("BF16", (2,), [0x3F80, 0xBF80])}) == expected
 
 

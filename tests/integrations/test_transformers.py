@@ -91,7 +91,7 @@ def steps_of(store: Store) -> list[int | None]:
 
 def digest_of(folder: Path) -> str:
     with wc.Checkpoint(folder) as checkpoint:
-        return wc.fingerprint(checkpoint).position
+        return wc.fingerprint(checkpoint).digest
 
 
 def hooks_of(trainer: Any) -> int:

@@ -322,14 +322,14 @@ def test_a_writer_of_a_channel_that_was_started_over_leaves_nothing_in_the_new_o
 
 def orphan_anchor(world: World, version: int, state: int) -> str:
     """An anchor that was uploaded for a version which another writer then committed with other weights."""
-    position = Position(version, wc.fingerprint(world.states[state]).position)
+    position = Position(version, wc.fingerprint(world.states[state]).digest)
     folder = world.checkpoint(state)
     return world.chain.put_anchor(position, {path.name: path for path in folder.iterdir()}).key
 
 
 def orphan_delta(world: World, version: int, state: int) -> str:
     patch = wc.encode(wc.diff(world.states[version - 1], world.states[state]), "banded", world.states[version - 1])
-    return world.chain.put_delta(Position(version, wc.fingerprint(world.states[state]).position), patch).key
+    return world.chain.put_delta(Position(version, wc.fingerprint(world.states[state]).digest), patch).key
 
 
 def test_an_anchor_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
@@ -363,7 +363,7 @@ def test_a_delta_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
 
 def test_a_delta_of_a_loser_to_a_version_that_began_anew_is_no_way(world: World) -> None:
     """The only delta of that version, but what was committed is an anchor."""
-    position = Position(3, wc.fingerprint(world.states[3]).position)
+    position = Position(3, wc.fingerprint(world.states[3]).digest)
     ref = world.chain.put_anchor(position, {path.name: path for path in world.checkpoint(3).iterdir()})
     world.chain.commit(world.chain.draft(position, None, ref, None, 0, None, "winner"))
     orphan_delta(world, 3, state=6)
@@ -394,7 +394,7 @@ def test_weights_of_a_loser_are_no_version(world: World) -> None:
 
 def test_an_upload_in_flight_is_not_collected_however_old_it_is(world: World) -> None:
     """A delta that waits for its commit: its writer was slow, or has just been restarted and sent the same again."""
-    position = Position(3, wc.fingerprint(world.states[3]).position)
+    position = Position(3, wc.fingerprint(world.states[3]).digest)
     data = wc.encode(wc.diff(world.states[2], world.states[3]), "banded", world.states[2])
     ref = world.chain.put_delta(position, data)
     world.store.now += 100 * DAY
@@ -558,7 +558,7 @@ def test_publishing_from_several_threads_is_one_behind_the_other(world: World) -
     assert list(verify(world.chain)) == []
     head = world.chain.head()
     assert head is not None
-    assert head.position.digest in {wc.fingerprint(state).position for state in world.states[3:8]}
+    assert head.position.digest in {wc.fingerprint(state).digest for state in world.states[3:8]}
     fresh = nothing_like(world.states[0])
     with Subscriber(world.store, fresh, threads=1) as subscriber:
         staged = subscriber.poll()

@@ -95,7 +95,7 @@ class FaultyStore:
                 raise self._unreachable(prefix)
             yield found[i]
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """What was delayed takes effect now."""
         with self._lock:
             late, self._late = self._late, []

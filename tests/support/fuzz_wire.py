@@ -48,18 +48,18 @@ class Model:
 
     old: Bag
     new: Bag
-    standing: Fingerprint
+    held: Fingerprint
     reached: str
     patches: tuple[bytes, ...]
 
     @classmethod
     def of(cls, old: dict[TensorSpec, Any], new: dict[TensorSpec, Any]) -> Model:
         before, after = Bag(old), Bag(new)
-        standing = fingerprint(before)
-        patch = diff(before, after, standing)
+        held = fingerprint(before)
+        patch = diff(before, after, held)
         patches = [encode(patch, codec, before) for codec in ("plain", "gap", "banded")]
         patches += [encode(patch, "gap"), with_wide_indices(patches[0]), encode(anchor(after), "plain")]
-        return cls(before, after, standing, patch.result, tuple(patches))
+        return cls(before, after, held, patch.result, tuple(patches))
 
 
 def with_wide_indices(patch: bytes) -> bytes:
@@ -131,7 +131,7 @@ class Draft:
     parts: Parts
     table: Table | None
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """From here on the table is an entry."""
         if self.table is not None:
             put_table(self.parts, self.table.raw())
@@ -361,13 +361,13 @@ def outcome(model: Model, patch: bytes) -> str:
     """One of `KINDS`; anything that must not happen is raised."""
     try:
         read = decode(patch, model.old)
-        reached = advance(model.standing, read)
+        reached = advance(model.fingerprint, read)
     except WeightcastError as error:
         return type(error).__name__ if str(error) else "an error without a text"
     weights = model.old.copy()
     for tensor in read.tensors:
         tensor.scatter(weights.read(tensor.spec.name))
-    assert reached.position == model.reached, "accepted, and leads elsewhere"
+    assert reached.digest == model.reached, "accepted, and leads elsewhere"
     assert same_bits(weights, model.new), "accepted, with other bits"
     return "accepted"
 

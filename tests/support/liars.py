@@ -42,8 +42,8 @@ class World:
     def __init__(self, folder: Path):
         self.old, self.new = sample()
         self.changed = int((self.old.read("a") != self.new.read("a")).sum())
-        self.standing, self.reached = fingerprint(self.old), fingerprint(self.new)
-        self.diff = diff(self.old, self.new, self.standing)
+        self.fingerprint, self.reached = fingerprint(self.old), fingerprint(self.new)
+        self.diff = diff(self.old, self.new, self.fingerprint)
         self.home = folder / "home"
         self.home.mkdir()
         self.target = self.home / "weights.safetensors"
@@ -60,7 +60,7 @@ class World:
     def read(self, patch: bytes) -> Patch:
         """Decode and prove in memory."""
         read = decode(patch, self.old)
-        advance(self.standing, read)
+        advance(self.fingerprint, read)
         return read
 
     def refuses(self, lie: bytes, kind: type[E], says: str) -> E:

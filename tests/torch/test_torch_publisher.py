@@ -130,7 +130,7 @@ def run(dtype: torch.dtype, detect: str, every: int, steps: int, lr: float = 3e-
             if step % every == 0:
                 commit = publisher.publish(step=step).result(60)
                 assert follower.catch_up() == commit.position
-                assert wc.fingerprint(follower.target).position == commit.position.digest
+                assert wc.fingerprint(follower.target).digest == commit.position.digest
                 same(model, follower.model)
                 assert commit.codec == "banded"
                 objects.append(commit.object.sha256)
@@ -646,7 +646,7 @@ def test_transformers_models_are_published_as_they_are_saved(tmp_path: Path) -> 
             commit = publisher.publish(step=step).result(60)
     model.save_pretrained(tmp_path / "saved")
     with wc.Checkpoint(tmp_path / "saved") as saved:
-        assert wc.fingerprint(saved).position == commit.position.digest
+        assert wc.fingerprint(saved).digest == commit.position.digest
     with wc.Subscriber(url, tmp_path / "mirror") as subscriber:
         subscriber.apply(subscriber.poll())
         subscriber.fold()

@@ -627,9 +627,7 @@ def broken_wide_streams(old: wc.Checkpoint) -> Iterator[tuple[str, bytes]]:
     digest = (before["w"] + wc.TensorPatch(spec, indices, bits + 1, bits, 0).digest_change()) % (1 << 64)
     new = InMemory(old.table, {"w": vector("U64", (bits + 1).tolist())})
     item = Object.parse(wc.encode(wc.diff(old, new), "plain", old=old))
-    item = item.with_digests([digest.to_bytes(8, "little")]).stating(
-        result=wc.Fingerprint(old.table, (digest,)).position
-    )
+    item = item.with_digests([digest.to_bytes(8, "little")]).stating(result=wc.Fingerprint(old.table, (digest,)).digest)
     item = item.listing("w.values", "U64", (bits + 1).tobytes()).listing("w.indices", "I64", indices.tobytes())
     yield "indices-that-overflow", item.bytes()
 

@@ -10,7 +10,7 @@ from weightcast.cli.console import AsJson, Threads, facts, working
 from weightcast.cli.held import standing_of_mirror
 from weightcast.disk.checkpoint import MIRROR, Checkpoint
 from weightcast.disk.durable import locked
-from weightcast.disk.staged import standing_of
+from weightcast.disk.staged import fingerprint_of
 from weightcast.format.digest import Fingerprint
 
 
@@ -26,16 +26,16 @@ def digest(
     """
     with working(threads, as_json) as (workers, report):
         with _at_rest(path), Checkpoint(path) as weights:
-            standing = standing_of(weights, workers, report)
-            mirrored = _mirrored(path, standing)
-        table = standing.table
+            fingerprint = fingerprint_of(weights, workers, report)
+            mirrored = _mirrored(path, fingerprint)
+        table = fingerprint.table
         values = {
-            "position": standing.position,
+            "position": fingerprint.digest,
             "tensors": len(table),
             "elements": table.elements,
             "bytes": table.nbytes,
         } | mirrored
-        each = {spec.name: f"{value:016x}" for spec, value in zip(table, standing.digests, strict=True)}
+        each = {spec.name: f"{value:016x}" for spec, value in zip(table, fingerprint.digests, strict=True)}
         facts(values | {"digests": each} if tensors and as_json else values, as_json)
         if tensors and each and not as_json:
             facts(each, as_json=False)
@@ -47,10 +47,10 @@ def _at_rest(path: Path) -> AbstractContextManager[None]:
     return locked(lock, shared=True) if lock.exists() else nullcontext()
 
 
-def _mirrored(path: Path, standing: Fingerprint) -> dict[str, int | None]:
+def _mirrored(path: Path, fingerprint: Fingerprint) -> dict[str, int | None]:
     """Of a mirror: the version that these files are, None if they were edited; the newer one that its log leads to."""
     mirror = standing_of_mirror(path)
     if mirror is None:
         return {}
-    version = mirror.files_at.version if mirror.files_at.digest == standing.position else None
+    version = mirror.files_at.version if mirror.files_at.digest == fingerprint.digest else None
     return {"version": version, "log_leads_to": mirror.log_at}

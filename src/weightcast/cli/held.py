@@ -27,11 +27,11 @@ class Claim:
     """What a mirror says of itself."""
 
     version: int
-    standing: Fingerprint
+    fingerprint: Fingerprint
 
     @property
     def position(self) -> Position:
-        return Position(self.version, self.standing.position)
+        return Position(self.version, self.fingerprint.digest)
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def _led(claim: Claim, path: Path, reader: PatchReader) -> Claim | None:
     if step is None or step[0] != claim.version:
         return None
     try:
-        standing = led_by(claim.standing, reader)
+        fingerprint = led_by(claim.fingerprint, reader)
     except WeightcastError:
         return None
-    good = (reader.header.base, reader.header.result) == (claim.standing.position, standing.position)
-    return Claim(step[1], standing) if good else None
+    good = (reader.header.base, reader.header.result) == (claim.fingerprint.digest, fingerprint.digest)
+    return Claim(step[1], fingerprint) if good else None

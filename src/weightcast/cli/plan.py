@@ -17,7 +17,7 @@ from weightcast.cli.console import AsJson, Threads, Url, commit_of, head_of, ope
 from weightcast.cli.held import held
 from weightcast.cli.wording import ratio, size
 from weightcast.disk.durable import Report
-from weightcast.disk.staged import standing_of
+from weightcast.disk.staged import fingerprint_of
 from weightcast.errors import ChannelError, UsageError
 from weightcast.format.workers import Workers
 
@@ -87,7 +87,7 @@ def _version_of(folder: Path, chain: Chain, head: Manifest, workers: Workers, re
     with held(folder, chain.channel) as found:
         if found.claim is not None:
             return found.claim.version
-        digest = standing_of(found.weights, workers, report).position
+        digest = fingerprint_of(found.weights, workers, report).digest
     version = chain.find(digest, head)
     if version is None:
         hint = "Plan from `nothing`, or name another folder."

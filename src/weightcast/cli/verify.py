@@ -32,7 +32,7 @@ from weightcast.cli.console import (
 from weightcast.cli.held import Claim, held
 from weightcast.cli.wording import one_line
 from weightcast.disk.durable import Report
-from weightcast.disk.staged import standing_of
+from weightcast.disk.staged import fingerprint_of
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.proof import prove, version_of
 from weightcast.errors import ChannelError, FormatError, UsageError, VersionError, WeightcastError
@@ -203,13 +203,13 @@ def _print(result: _Result) -> None:
 def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report, as_json: bool) -> bool:
     head = head_of(chain)
     with held(folder, chain.channel) as found:
-        standing, claim = standing_of(found.weights, workers, report), found.claim
+        fingerprint, claim = fingerprint_of(found.weights, workers, report), found.claim
         files_at, log_at = found.files_at, found.log_at
-    version = version_of(standing.position, chain)
-    damaged = _differing(standing, claim) if claim is not None else []
+    version = version_of(fingerprint.digest, chain)
+    damaged = _differing(fingerprint, claim) if claim is not None else []
     values: dict[str, Any] = {
         "folder": str(folder),
-        "digest": standing.position,
+        "digest": fingerprint.digest,
         "version": version,
         "behind": head.position.version - version if version is not None else None,
         "claimed": claim.version if claim else None,
@@ -226,9 +226,9 @@ def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report,
     return version is not None and not damaged
 
 
-def _differing(standing: Fingerprint, claim: Claim) -> list[str]:
+def _differing(fingerprint: Fingerprint, claim: Claim) -> list[str]:
     """Tensors that are not what the mirror says."""
-    pairs = zip(standing.table, standing.digests, claim.standing.digests, strict=True)
+    pairs = zip(fingerprint.table, fingerprint.digests, claim.fingerprint.digests, strict=True)
     return [spec.name for spec, found, claimed in pairs if found != claimed]
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from weightcast.disk.checkpoint import Checkpoint, redo_path
 from weightcast.disk.durable import Report, disk_errors, own_copy, replacing, silent, sync_folder
-from weightcast.disk.staged import laid_over, proven, stage, standing_of
+from weightcast.disk.staged import fingerprint_of, laid_over, proven, stage
 from weightcast.errors import CheckpointError, ResultError, UsageError, about
 from weightcast.format.codec import Coded
 from weightcast.format.diff import diff_tensor, refuse_other_table
@@ -69,7 +69,7 @@ def write_patch(
                 writer.add(coded)
             done += spec.nbytes
             report("diff", done, model.nbytes)
-        base_position, result_position = (Fingerprint(old.table, tuple(d)).position for d in (bases, results))
+        base_position, result_position = (Fingerprint(old.table, tuple(d)).digest for d in (bases, results))
         with replacing(out) as file:
             nbytes = writer.finish(file, base_position, result_position, model)
             for weights in (old, new):
@@ -95,11 +95,11 @@ def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE
     with FileSource(Path(patch)) as source, _Target(target) as opened, about(file=str(target)):
         reader = PatchReader(source)
         _resume(target, opened, workers, report)
-        standing = standing_of(opened.weights, workers, report)
-        if standing.position == reader.header.result:
-            return Applied(standing.position, changed=False)
+        fingerprint = fingerprint_of(opened.weights, workers, report)
+        if fingerprint.digest == reader.header.result:
+            return Applied(fingerprint.digest, changed=False)
         redo = redo_path(target)
-        stage(reader, opened.weights, standing, redo, workers, report)
+        stage(reader, opened.weights, fingerprint, redo, workers, report)
         _overwrite(redo, opened, report)
         _forget(redo)
     return Applied(reader.header.result, changed=True)
@@ -148,7 +148,7 @@ def _resume(target: Path, opened: _Target, workers: Workers, report: Report) -> 
     with FileSource(redo) as source:
         expected = PatchReader(source).header.result
     _overwrite(redo, opened, report)
-    found = standing_of(opened.weights, workers, report).position
+    found = fingerprint_of(opened.weights, workers, report).digest
     if found != expected:
         raise ResultError(
             "replaying the interrupted apply does not lead to its result: the target was changed by something else",
@@ -176,9 +176,9 @@ def apply_to_copy(
         about(file=str(target)),
     ):
         reader = PatchReader(source)
-        standing = standing_of(weights, workers, report)
-        needed = standing.position != reader.header.result
-        start = departure(standing, reader.header.base, {row.spec.name for row in reader.rows}) if needed else None
+        fingerprint = fingerprint_of(weights, workers, report)
+        needed = fingerprint.digest != reader.header.result
+        start = departure(fingerprint, reader.header.base, {row.spec.name for row in reader.rows}) if needed else None
         copied = _copy(target, Path(workshop) / out.name)
         if start:
             with Checkpoint(copied, writable=True) as copy:

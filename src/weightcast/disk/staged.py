@@ -19,7 +19,7 @@ from weightcast.format.tensors import Bits, Target, Weights
 from weightcast.format.workers import ONE, Workers
 
 
-def standing_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
+def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
     """Digest all tensors, telling how far it got."""
     digests, done, total = [], 0, weights.table.nbytes
     for spec, digest in zip(weights.table, tensor_digests(weights, workers), strict=True):
@@ -46,7 +46,7 @@ def proven(
 def stage(
     reader: PatchReader,
     weights: Weights,
-    standing: Fingerprint,
+    fingerprint: Fingerprint,
     out: Path,
     workers: Workers = ONE,
     report: Report = silent,
@@ -56,7 +56,7 @@ def stage(
     ``out`` is durable when this returns, and not there if it raises.
     """
     header = reader.header
-    start = departure(standing, header.base, {row.spec.name for row in reader.rows})
+    start = departure(fingerprint, header.base, {row.spec.name for row in reader.rows})
     # Coded streams are spooled before they are written.
     require_space(out.parent, 2 * sum(_plain_bytes(row) for row in reader.rows))
     with PatchWriter("plain", out.parent) as writer, replacing(out) as file:

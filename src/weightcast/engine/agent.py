@@ -35,8 +35,8 @@ from weightcast.engine.meeting import (
     compare_files,
     counted,
     doubt,
-    fingerprint_of,
     hold,
+    joined_fingerprint,
     listed,
     live_digests,
     meet,
@@ -194,16 +194,16 @@ class Agent:
         finally:
             if staged is not None:  # whatever the engine does, the mirror goes on
                 self.subscriber.apply(staged)
-        target, standing = self.subscriber.position, self.mirror.standing
-        if met is None or target is None or standing is None:
+        target, fingerprint = self.subscriber.position, self.mirror.fingerprint
+        if met is None or target is None or fingerprint is None:
             return None
         if met.position is None and not met.changing:
-            met = self._recognise(met, standing, target, clock)
+            met = self._recognise(met, fingerprint, target, clock)
         update = None
         self._resume_what_was_left(met)
         if met.position != target or met.changing:
             self.position = None
-            update = self._bring(met, ready, target, standing, clock)
+            update = self._bring(met, ready, target, fingerprint, clock)
             self.last, self.unproven = update, update.unproven
         self.position, self._proven = target, met.instances
         return update
@@ -233,12 +233,12 @@ class Agent:
             names = f"{counted(met.uncovered, 'parameter')} of the engine: {listed(met.uncovered)}"
             _log.warning("neither the channel nor the engine's own checkpoint covers %s", names)
 
-    def _recognise(self, met: Met, standing: Fingerprint, target: Position, clock: Phases) -> Met:
+    def _recognise(self, met: Met, fingerprint: Fingerprint, target: Position, clock: Phases) -> Met:
         """Find out by live digests which version an engine is that does not say so, and which layouts hold."""
         with clock.phase("recognise"):
             sums = live_digests(self.engine, self._table)
-        same = {name for name, total in sums.items() if total.digest == standing[name]}
-        found = fingerprint_of(self._table, sums)
+        same = {name for name, total in sums.items() if total.digest == fingerprint[name]}
+        found = joined_fingerprint(self._table, sums)
         position = target if len(same | met.absent) == len(self._table) else None
         if position is None and found is not None:
             position = self._find(found)
@@ -255,13 +255,13 @@ class Agent:
             self.engine.name_version(str(position.version))
         return replace(met, position=position, trusted=frozenset(trusted))
 
-    def _find(self, standing: Fingerprint) -> Position | None:
+    def _find(self, fingerprint: Fingerprint) -> Position | None:
         """The version of the channel that has these bits; None in an outage."""
         chain, version = self.subscriber.chain, None
         with suppress(StoreError):
             head = chain.head()
-            version = chain.find(standing.position, head) if head else None
-        return None if version is None else Position(version, standing.position)
+            version = chain.find(fingerprint.digest, head) if head else None
+        return None if version is None else Position(version, fingerprint.digest)
 
     # -- stage -------------------------------------------------------------------------------------------------------
 
@@ -271,14 +271,14 @@ class Agent:
             return None
         touched = {
             spec.name
-            for spec, before, after in zip(self._table, self._digests_now(), staged.standing.digests, strict=True)
+            for spec, before, after in zip(self._table, self._digests_now(), staged.fingerprint.digests, strict=True)
             if before != after
         }
         reload = self._to_reload(met, touched)
         request = {"do": "stage_patches", "paths": [str(patch.path) for patch in staged.patches]}
         with clock.phase("stage"):
             job, told = carry_out(self.engine, self._table, request)
-        self._refuse_other_sums(told, staged.standing)
+        self._refuse_other_sums(told, staged.fingerprint)
         return _Ready(job, told, reload)
 
     def _to_reload(self, met: Met, names: Collection[str]) -> tuple[str, ...]:
@@ -288,17 +288,17 @@ class Agent:
         return self._whole_layers(missing)
 
     def _digests_now(self) -> tuple[int, ...]:
-        standing = self.mirror.standing
-        assert standing is not None
-        return standing.digests
+        fingerprint = self.mirror.fingerprint
+        assert fingerprint is not None
+        return fingerprint.digests
 
-    def _stage_weights(self, met: Met, standing: Fingerprint, clock: Phases) -> _Ready:
+    def _stage_weights(self, met: Met, fingerprint: Fingerprint, clock: Phases) -> _Ready:
         """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
         reload = self._to_reload(met, {spec.name for spec in self._table})
         names = sorted(met.trusted - set(reload))
         with clock.phase("stage"):
             job, told = carry_out(self.engine, self._table, {"do": "stage_weights", **self._source(), "names": names})
-        self._refuse_other_sums(told, standing)
+        self._refuse_other_sums(told, fingerprint)
         return _Ready(job, told, reload)
 
     def _source(self) -> dict[str, Any]:
@@ -306,9 +306,9 @@ class Agent:
         mirror = self.mirror
         return {"folder": str(mirror.folder.absolute()), "log": [str(path.absolute()) for path in mirror.log]}
 
-    def _refuse_other_sums(self, told: Told, standing: Fingerprint) -> None:
+    def _refuse_other_sums(self, told: Told, fingerprint: Fingerprint) -> None:
         for name, total in told.sums.items():
-            if total.digest != standing[name] and not total.rounded:
+            if total.digest != fingerprint[name] and not total.rounded:
                 problem = total.problem or "what is staged would not be the version's bits"
                 hint = "The engine's memory was changed by somebody else; the agent compares it with the mirror now."
                 raise _StagedWrongError(problem, url=self.engine.url, tensor=name, hint=hint)
@@ -320,20 +320,22 @@ class Agent:
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
-    def _bring(self, met: Met, ready: _Ready | None, target: Position, standing: Fingerprint, clock: Phases) -> Update:
+    def _bring(
+        self, met: Met, ready: _Ready | None, target: Position, fingerprint: Fingerprint, clock: Phases
+    ) -> Update:
         if ready is None:
             try:
-                ready = self._stage_weights(met, standing, clock)
+                ready = self._stage_weights(met, fingerprint, clock)
             except _StagedWrongError:
                 live_digests(self.engine, self._table)  # what the workers remember of themselves is wrong
-                ready = self._stage_weights(met, standing, clock)
-        unproven = self._write(ready, target, standing, clock)
+                ready = self._stage_weights(met, fingerprint, clock)
+        unproven = self._write(ready, target, fingerprint, clock)
         if unproven is None:
             self.engine.finish(_MIXED)
             _log.warning("the update failed; the engine stays paused while all of it is loaded again")
             everything = tuple(spec.name for spec in self._table)
             ready = _Ready(None, ready.told, everything)
-            unproven = self._write(ready, target, standing, clock)
+            unproven = self._write(ready, target, fingerprint, clock)
             if unproven is None:
                 self.engine.finish(_MIXED)
                 failed = meet(self.engine, self._table).failed or "its live bits are not the version's"
@@ -345,7 +347,9 @@ class Agent:
         told = ready.told
         return Update(target, told.changed, told.nbytes, len(ready.reload), unproven, clock.seconds)
 
-    def _write(self, ready: _Ready, target: Position, standing: Fingerprint, clock: Phases) -> tuple[str, ...] | None:
+    def _write(
+        self, ready: _Ready, target: Position, fingerprint: Fingerprint, clock: Phases
+    ) -> tuple[str, ...] | None:
         """Pause and write; the tensors that cannot be proven, or None if it failed. The engine is paused behind it."""
         info = {"job": ready.job, "position": position_json(target), "mirror": self._source(), "reload": ready.reload}
         with clock.phase("pause"):
@@ -362,16 +366,16 @@ class Agent:
         if met.failed:
             return None
         with clock.phase("prove"):
-            return self._prove_now(ready, standing)
+            return self._prove_now(ready, fingerprint)
 
-    def _prove_now(self, ready: _Ready, standing: Fingerprint) -> tuple[str, ...] | None:
+    def _prove_now(self, ready: _Ready, fingerprint: Fingerprint) -> tuple[str, ...] | None:
         """Read back what was loaded, or all: a tensor that is right is trusted from now on."""
         if not ready.reload and not self._prove:
             return self.unproven
         met = meet(self.engine, self._table)
         names = None if self._prove else ready.reload
         sums = live_digests(self.engine, self._table, names)
-        wrong = {name for name, total in sums.items() if total.digest != standing[name]} - met.absent
+        wrong = {name for name, total in sums.items() if total.digest != fingerprint[name]} - met.absent
         if any(not sums[name].rounded for name in wrong & met.trusted):
             stand(self.engine, None)
             return None

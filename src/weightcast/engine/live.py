@@ -68,7 +68,7 @@ class Prepared:
     """Parts that are written whole, from the weights themselves: so much of them changes, or there was no room."""
     held: dict[str, list[Held]] = field(default_factory=dict)
     changed: int = 0
-    standing: dict[Part, int | None] = field(default_factory=dict)
+    fingerprint: dict[Part, int | None] = field(default_factory=dict)
     """The same digests by part."""
 
     @property
@@ -101,7 +101,7 @@ class LiveParameters:
                 raise UsageError("the layout leads outside of a parameter", tensor=part.name)
             if not part.box.fits(layout.table[part.name].shape):
                 raise UsageError("the layout leads outside of the tensor", tensor=part.name)
-        self.standing: dict[Part, int] = {}
+        self.fingerprint: dict[Part, int] = {}
         """Digests of parts as they were found, and as patches changed them since."""
 
     @property
@@ -246,7 +246,7 @@ class LiveParameters:
         words = self._words[part.parameter]
         was = unsigned(words[torch.from_numpy(pending.where).to(words.device)].cpu())
         before = cast_back(was, spec.dtype, part.dtype)
-        digest = self.standing.get(part)
+        digest = self.fingerprint.get(part)
         if digest is not None and before is not None:
             digest = (digest + int(cpu.digest_change(pending.indices, before, pending.values))) % MODULUS
         self._expect(part, spec, None if before is None else digest, prepared)
@@ -269,7 +269,7 @@ class LiveParameters:
         if (spec.dtype, part.dtype) in ROUNDED:
             digest, problem, rounded = None, _rounded(part, spec), True
         prepared.held.setdefault(spec.name, []).append(Held(part.box, digest, problem, rounded))
-        prepared.standing[part] = digest
+        prepared.fingerprint[part] = digest
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
@@ -285,18 +285,18 @@ class LiveParameters:
             bits = weights.read(name)
             refuse_other_bits(spec, bits)
             for part in parts:
-                box, expected = _box_of(bits, spec, part.box), prepared.standing[part]
+                box, expected = _box_of(bits, spec, part.box), prepared.fingerprint[part]
                 if expected is not None and self._digest_of_box(part, box) != expected:
                     raise UsageError("the weights are not those that were prepared", tensor=name)
                 self.write(part, box)
-        self._settle(prepared.standing)
+        self._settle(prepared.fingerprint)
 
     def _settle(self, digests: Mapping[Part, int | None]) -> None:
         for part, digest in digests.items():
             if digest is None:
-                self.standing.pop(part, None)
+                self.fingerprint.pop(part, None)
             else:
-                self.standing[part] = digest
+                self.fingerprint[part] = digest
 
 
 class _Pending:

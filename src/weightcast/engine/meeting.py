@@ -263,7 +263,7 @@ def live_digests(engine: Engine, table: TensorTable, names: Iterable[str] | None
     return carry_out(engine, table, request)[1].sums
 
 
-def fingerprint_of(table: TensorTable, sums: Mapping[str, Sum]) -> Fingerprint | None:
+def joined_fingerprint(table: TensorTable, sums: Mapping[str, Sum]) -> Fingerprint | None:
     """Where an engine stands, if all tensors could be read."""
     digests = [sums[spec.name].digest for spec in table]
     found = tuple(digest for digest in digests if digest is not None)

@@ -9,7 +9,7 @@ from typing import Any
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
 from weightcast.engine.client import Engine
-from weightcast.engine.meeting import carry_out, counted, fingerprint_of, listed, meet, teach
+from weightcast.engine.meeting import carry_out, counted, joined_fingerprint, listed, meet, teach
 from weightcast.errors import EngineError, MissingError
 
 
@@ -94,9 +94,9 @@ def prove(engine: Engine, chain: Chain) -> Proof:
         for name, before in remembered.items()
         if live[name].digest != before
     }
-    found = fingerprint_of(table, live)
-    version = version_of(found.position, chain) if found is not None else None
-    position = Position(version, found.position) if found is not None and version is not None else None
+    found = joined_fingerprint(table, live)
+    version = version_of(found.digest, chain) if found is not None else None
+    position = Position(version, found.digest) if found is not None and version is not None else None
     unproven: dict[str, str] = {}
     if position is None:
         unproven = {

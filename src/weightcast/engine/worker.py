@@ -236,8 +236,8 @@ class EngineWorker:
                 running.pause()
                 found[spec.name] = live.held(spec, remember=False)
                 parts = live.layout.locate(spec.name)
-                if parts and spec.name in trusted and all(part in live.standing for part in parts):
-                    remembered[spec.name] = [Held(part.box, live.standing[part]) for part in parts]
+                if parts and spec.name in trusted and all(part in live.fingerprint for part in parts):
+                    remembered[spec.name] = [Held(part.box, live.fingerprint[part]) for part in parts]
             return {"held": _held_json(found), "remembered": _held_json(remembered)}
 
         return self._begin(_LOOK, job, work)
@@ -321,7 +321,7 @@ class EngineWorker:
         self.close()
         self._position, self._updates = None, self._updates + 1
         if self._live is not None:
-            self._live.standing.clear()
+            self._live.fingerprint.clear()
 
     def hold(self, held: bool) -> dict[str, Any]:
         """Be told that an agent pauses the engine, or no longer: the next one must know whose pause it is."""

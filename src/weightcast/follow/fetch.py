@@ -79,7 +79,7 @@ def stage_route(
     _clear(incoming, {_name_of(edge) for edge in route})
     require_space(holder.workshop, route_bytes(route))
     with ExitStack() as opened:
-        state, standing = holder.weights, holder.standing
+        state, fingerprint = holder.weights, holder.fingerprint
         anchor: Position | None = None
         anchor_digests: tuple[int, ...] | None = None
         folder: Path | None = None
@@ -95,24 +95,24 @@ def stage_route(
                     refuse_other_table(chain.channel.table, state.table)
                     _refuse_other_weights(folder, state)
                     anchor_digests = _in_order(arrived, state)
-                    standing = Fingerprint(state.table, anchor_digests)
+                    fingerprint = Fingerprint(state.table, anchor_digests)
                 else:
-                    if state is None or standing is None:
+                    if state is None or fingerprint is None:
                         raise ChannelError("a patch was planned with nothing to apply it to")
                     out = staging / f"{edge.base:012d}-{edge.result:012d}.safetensors"
                     under = Overlay(state, layers, fresh=isinstance(state, Checkpoint))
-                    standing = _stage_one(arrived, under, standing, out, workers, report)
+                    fingerprint = _stage_one(arrived, under, fingerprint, out, workers, report)
                     layers.append(PatchReader(opened.enter_context(FileSource(out))))
-                    patches.append(StagedPatch(Position(edge.result, standing.position), out))
+                    patches.append(StagedPatch(Position(edge.result, fingerprint.digest), out))
                     arrived.path.unlink()
-                _refuse_other_result(arrived, standing)
+                _refuse_other_result(arrived, fingerprint)
             except (FormatError, MismatchError, UsageError, ChannelError, CheckpointError) as error:
                 raise BadEdgeError(edge, error) from error
             if edge.base is None:
-                anchor = Position(edge.result, standing.position)
-        assert standing is not None
+                anchor = Position(edge.result, fingerprint.digest)
+        assert fingerprint is not None
         start, nbytes = position_of(holder), route_bytes(route)
-        return Staged(start, goal.position, standing, anchor, anchor_digests, folder, tuple(patches), nbytes)
+        return Staged(start, goal.position, fingerprint, anchor, anchor_digests, folder, tuple(patches), nbytes)
 
 
 def _refuse_other_weights(folder: Path, state: Checkpoint) -> None:
@@ -143,25 +143,25 @@ def _name_of(edge: Edge) -> str:
 
 
 def _stage_one(
-    arrived: _Arrived, under: Weights, standing: Fingerprint, out: Path, workers: Workers, report: Report
+    arrived: _Arrived, under: Weights, fingerprint: Fingerprint, out: Path, workers: Workers, report: Report
 ) -> Fingerprint:
     with FileSource(arrived.path) as source:
         reader = PatchReader(source)
         if arrived.position is not None and arrived.position.digest != reader.header.result:
             raise FormatError("the patch leads elsewhere than its manifest says", file=arrived.edge.key)
-        if arrived.base is not None and arrived.base != standing.position:
+        if arrived.base is not None and arrived.base != fingerprint.digest:
             problem = f"the manifest of version {arrived.edge.result} begins at {arrived.base[:12]}"
-            raise BaseError(problem, expected=arrived.base, found=standing.position)
-        return stage(reader, under, standing, out, workers, report)
+            raise BaseError(problem, expected=arrived.base, found=fingerprint.digest)
+        return stage(reader, under, fingerprint, out, workers, report)
 
 
-def _refuse_other_result(arrived: _Arrived, standing: Fingerprint) -> None:
+def _refuse_other_result(arrived: _Arrived, fingerprint: Fingerprint) -> None:
     """What was reached must be what the manifest of that version says, where one is at hand."""
     edge = arrived.edge
     expected = arrived.position.digest if arrived.position else None
-    if (expected is not None and standing.position != expected) or not standing.position.startswith(edge.digest):
-        problem = f"version {edge.result} comes out as {standing.position[:12]}"
-        raise ResultError(problem, expected=expected or edge.digest, found=standing.position)
+    if (expected is not None and fingerprint.digest != expected) or not fingerprint.digest.startswith(edge.digest):
+        problem = f"version {edge.result} comes out as {fingerprint.digest[:12]}"
+        raise ResultError(problem, expected=expected or edge.digest, found=fingerprint.digest)
 
 
 # -- fetch -----------------------------------------------------------------------------------------------------------

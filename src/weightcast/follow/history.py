@@ -72,7 +72,7 @@ class History:
             if nbytes > self._limit or 4 * nbytes > shutil.disk_usage(self._folder).free:
                 break
             kept += 1
-        starts = [base, *((layer.version, layer.standing) for layer in layers)]
+        starts = [base, *((layer.version, layer.fingerprint) for layer in layers)]
         return Undo(self._folder, self._next(), starts, layers, kept)
 
     def _next(self) -> int:
@@ -134,7 +134,7 @@ class Undo:
             number = self._first + offset
             (older, before), (newer, after) = self._starts[number : number + 2]
             with replacing(self._folder / log_name(self._number + offset, newer, older)) as file:
-                writer.finish(file, after.position, before.position, ModelSize.of(before.table))
+                writer.finish(file, after.digest, before.digest, ModelSize.of(before.table))
 
     def __enter__(self) -> Undo:
         return self

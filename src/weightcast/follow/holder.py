@@ -37,7 +37,7 @@ class Staged:
     start: Position | None
     """Where the holder stood; what was staged leads on from there only."""
     position: Position
-    standing: Fingerprint
+    fingerprint: Fingerprint
     anchor: Position | None
     anchor_digests: tuple[int, ...] | None
     folder: Path | None
@@ -69,7 +69,7 @@ class Holder(Protocol):
         ...
 
     @property
-    def standing(self) -> Fingerprint | None:
+    def fingerprint(self) -> Fingerprint | None:
         """What it holds, as it remembers; None if it holds nothing, or is in doubt after a failure: `examine` it."""
         ...
 
@@ -81,7 +81,7 @@ class Holder(Protocol):
         ...
 
     def examine(self) -> bool:
-        """Read all bits again; False if they are not what was remembered (then `standing` is what they are)."""
+        """Read all bits again; False if they are not what was remembered (then `fingerprint` is what they are)."""
         ...
 
     def glance(self) -> None:
@@ -108,8 +108,8 @@ class Holder(Protocol):
 
 def position_of(holder: Holder) -> Position | None:
     """Where a holder stands, if it is a version that it knows."""
-    version, standing = holder.version, holder.standing
-    return Position(version, standing.position) if version is not None and standing else None
+    version, fingerprint = holder.version, holder.fingerprint
+    return Position(version, fingerprint.digest) if version is not None and fingerprint else None
 
 
 class MemoryHolder:
@@ -124,7 +124,7 @@ class MemoryHolder:
         self._target = target
         self._workers = workers
         self.version: int | None = None
-        self.standing: Fingerprint | None = fingerprint(target, workers)
+        self.fingerprint: Fingerprint | None = fingerprint(target, workers)
         self._folder = ExitStack()
         self.workshop = self._folder.enter_context(scratch())
 
@@ -136,8 +136,8 @@ class MemoryHolder:
         self.version = version
 
     def examine(self) -> bool:
-        remembered, self.standing = self.standing, fingerprint(self._target, self._workers)
-        if remembered == self.standing:
+        remembered, self.fingerprint = self.fingerprint, fingerprint(self._target, self._workers)
+        if remembered == self.fingerprint:
             return True
         self.version = None
         return False
@@ -148,14 +148,14 @@ class MemoryHolder:
     def take(self, staged: Staged) -> None:
         with Layers([patch.path for patch in staged.patches]) as layers, ExitStack() as opened:
             # Until the last bit is written nothing is known of the whole.
-            self.version = self.standing = None
+            self.version = self.fingerprint = None
             if staged.folder is not None:
                 anchor = opened.enter_context(Checkpoint(staged.folder))
                 for spec in anchor.table:
                     self._target.write(spec.name, anchor.read(spec.name))
             for layer in layers.readers:
                 scatter_into(self._target, layer)
-        self.standing, self.version = staged.standing, staged.position.version
+        self.fingerprint, self.version = staged.fingerprint, staged.position.version
         for patch in staged.patches:
             patch.path.unlink()
         if staged.folder is not None:

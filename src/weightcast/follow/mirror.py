@@ -39,7 +39,7 @@ from weightcast.disk.durable import (
     sync_folder,
     write_mark,
 )
-from weightcast.disk.staged import Overlay, stage, standing_of
+from weightcast.disk.staged import Overlay, fingerprint_of, stage
 from weightcast.errors import BusyError, CheckpointError, FormatError, MismatchError, UsageError, WeightcastError
 from weightcast.follow.history import History, Undo
 from weightcast.follow.holder import Staged, StagedPatch, position_of
@@ -103,7 +103,7 @@ class Mirror:
         self._files: Checkpoint | None = None
         self._folded: Folded | None = None
         self.version: int | None = None
-        self.standing: Fingerprint | None = None
+        self.fingerprint: Fingerprint | None = None
         self._is_alone = False
         with disk_errors(self.folder):
             self._open()
@@ -194,9 +194,9 @@ class Mirror:
         if self._folded is None:
             self._stand(None, self._digest_files())
             return
-        version, standing = self._folded.position.version, Fingerprint(self.table, self._folded.digests)
-        self._log.open(version, standing)
-        self._stand(*(self._log.end or (version, standing)))
+        version, fingerprint = self._folded.position.version, Fingerprint(self.table, self._folded.digests)
+        self._log.open(version, fingerprint)
+        self._stand(*(self._log.end or (version, fingerprint)))
         marked = (self._inner / CHANGING).exists()
         if marked and self._log:
             with self._alone(PATIENCE):
@@ -225,7 +225,7 @@ class Mirror:
         folded = read_folded(self._inner / name)
         if folded is None or folded.channel != self.channel or len(folded.digests) != len(self.table):
             return None
-        right = Fingerprint(self.table, folded.digests).position == folded.position.digest
+        right = Fingerprint(self.table, folded.digests).digest == folded.position.digest
         return folded if right else None
 
     def _open_files(self) -> bool:
@@ -253,8 +253,8 @@ class Mirror:
             raise CheckpointError("the mirror holds no weights", file=str(self.folder))
         return self._files
 
-    def _stand(self, version: int | None, standing: Fingerprint | None) -> None:
-        self.version, self.standing = version, standing
+    def _stand(self, version: int | None, fingerprint: Fingerprint | None) -> None:
+        self.version, self.fingerprint = version, fingerprint
 
     # -- hold --------------------------------------------------------------------------------------------------------
 
@@ -266,20 +266,20 @@ class Mirror:
             raise UsageError("the folder holds other weights than any version here", file=str(self.folder), hint=hint)
         self.version = version
         self.adopted = False
-        if version is not None and self.standing is not None and not self._log:
-            self._write_folded(Position(version, self.standing.position), self.standing)
+        if version is not None and self.fingerprint is not None and not self._log:
+            self._write_folded(Position(version, self.fingerprint.digest), self.fingerprint)
             self._unmark()
 
     def examine(self) -> bool:
         """Open the files anew and read all bits again; False if they are not what was remembered."""
-        if self.standing is None:
+        if self.fingerprint is None:
             self._let_go()
             self._recover()
             return False
-        remembered = self.standing
+        remembered = self.fingerprint
         self._close_files()
         overlay = self.weights if self._open_files() else None
-        if overlay is not None and standing_of(overlay, self._workers, self._report) == remembered:
+        if overlay is not None and fingerprint_of(overlay, self._workers, self._report) == remembered:
             if self._folded is not None and not self._log:
                 self._write_folded(self._folded.position, remembered)
             return True
@@ -301,7 +301,7 @@ class Mirror:
             self.fold(wait=False)
 
     def _digest_files(self) -> Fingerprint:
-        return standing_of(self._files_now(), self._workers, self._report)
+        return fingerprint_of(self._files_now(), self._workers, self._report)
 
     def take(self, staged: Staged) -> None:
         """Hold what was staged: durable when this returns, and at the old version or the new one if it does not.
@@ -320,7 +320,7 @@ class Mirror:
                 self.adopted = False
             else:
                 self._append(staged)
-            if self.standing is None or self.standing.position != staged.standing.position:
+            if self.fingerprint is None or self.fingerprint.digest != staged.fingerprint.digest:
                 problem = "what was staged does not lead on from where the mirror stands"
                 raise CheckpointError(problem, file=str(self.folder), hint=_EDITED)
         if len(self._log) >= FOLD_EVERY:
@@ -329,10 +329,10 @@ class Mirror:
     def _append(self, staged: Staged) -> None:
         for patch in staged.patches:
             assert self.version is not None
-            assert self.standing is not None
-            if not self._log.append(patch.path, patch.position.version, self.version, self.standing):
+            assert self.fingerprint is not None
+            if not self._log.append(patch.path, patch.position.version, self.version, self.fingerprint):
                 return
-            self._stand(*(self._log.end or (self.version, self.standing)))
+            self._stand(*(self._log.end or (self.version, self.fingerprint)))
         self._log.sync()
 
     @contextmanager
@@ -353,7 +353,7 @@ class Mirror:
 
         `BusyError` if readers hold them longer than ``patience`` seconds; `PATIENCE` if that is None.
         """
-        if not self._log or self.standing is None:
+        if not self._log or self.fingerprint is None:
             return True
         version = self.version
         with ExitStack() as holding:
@@ -396,9 +396,9 @@ class Mirror:
 
         Each tensor that the log touches is proven; with ``prove_all`` those that it does not touch, too.
         """
-        version, standing = self.version, self.standing
+        version, fingerprint = self.version, self.fingerprint
         assert version is not None
-        assert standing is not None
+        assert fingerprint is not None
         self._own_files()
         again = (self._inner / CHANGING).exists()  # then the files may hold new bits already: nothing to go back to
         write_mark(self._inner / CHANGING)
@@ -413,7 +413,7 @@ class Mirror:
                 if spec.name not in touched and not prove_all:
                     continue
                 bits = undo.apply(spec.name, files.read(spec.name)) if undo else overlay.read(spec.name)
-                if tensor_digest(bits, self._workers) != standing[spec.name]:
+                if tensor_digest(bits, self._workers) != fingerprint[spec.name]:
                     self._forget()
                     return
                 if spec.name in touched:
@@ -423,7 +423,7 @@ class Mirror:
             files.sync()
             if undo:
                 undo.finish()
-        self._write_folded(Position(version, standing.position), standing)
+        self._write_folded(Position(version, fingerprint.digest), fingerprint)
         self._log.clear()
         self._unmark()
         self._history.trim()
@@ -443,8 +443,8 @@ class Mirror:
 
         What is held is not touched. Only what is folded counts: a log must be folded first.
         """
-        start, standing = position_of(self), self.standing
-        if start is None or standing is None or self._log or self._files is None:
+        start, fingerprint = position_of(self), self.fingerprint
+        if start is None or fingerprint is None or self._log or self._files is None:
             return None
         way = self._history.way(start, goal)
         if way is None:
@@ -460,18 +460,18 @@ class Mirror:
                 try:
                     reader = PatchReader(opened.enter_context(FileSource(path)))
                     under = Overlay(self._files, layers, fresh=True)
-                    standing = stage(reader, under, standing, out, self._workers, self._report)
+                    fingerprint = stage(reader, under, fingerprint, out, self._workers, self._report)
                 except (FormatError, MismatchError, UsageError, CheckpointError):
                     discard(path)  # damaged: the bucket has what it led to
                     return None
                 layers.append(PatchReader(opened.enter_context(FileSource(out))))
                 step = read_log_name(path.name)
                 assert step is not None
-                patches.append(StagedPatch(Position(step[1], standing.position), out))
-        return Staged(start, goal, standing, None, None, None, tuple(patches), 0)
+                patches.append(StagedPatch(Position(step[1], fingerprint.digest), out))
+        return Staged(start, goal, fingerprint, None, None, None, tuple(patches), 0)
 
-    def _write_folded(self, position: Position, standing: Fingerprint) -> None:
-        folded = Folded(self.channel, self._url, position, standing.digests, _signature(self._files_now()))
+    def _write_folded(self, position: Position, fingerprint: Fingerprint) -> None:
+        folded = Folded(self.channel, self._url, position, fingerprint.digests, _signature(self._files_now()))
         write_folded(self._inner / POSITION, folded)
         self._folded = folded
 

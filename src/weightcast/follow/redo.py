@@ -72,7 +72,7 @@ class Layer:
     """One patch of a log, and where it leads."""
 
     version: int
-    standing: Fingerprint
+    fingerprint: Fingerprint
     path: Path
     source: FileSource
     reader: PatchReader
@@ -110,20 +110,20 @@ class RedoLog:
     @property
     def end(self) -> tuple[int, Fingerprint] | None:
         """Where the last patch leads."""
-        return (self._layers[-1].version, self._layers[-1].standing) if self._layers else None
+        return (self._layers[-1].version, self._layers[-1].fingerprint) if self._layers else None
 
-    def open(self, version: int, standing: Fingerprint) -> None:
+    def open(self, version: int, fingerprint: Fingerprint) -> None:
         """Take up, in order, the patches that lead on from there; what does not is of no use any more."""
         for path in sorted(self.folder.iterdir()):
-            at = self.end or (version, standing)
+            at = self.end or (version, fingerprint)
             if not self._take_up(path, *at):
                 discard(path)
 
-    def append(self, patch: Path, result: int, version: int, standing: Fingerprint) -> bool:
+    def append(self, patch: Path, result: int, version: int, fingerprint: Fingerprint) -> bool:
         """Move a patch in, behind those that end at ``version``; False if it does not lead on. Durable after `sync`."""
         place = self.folder / log_name(self._next, version, result)
         patch.replace(place)
-        return self._take_up(place, version, standing)
+        return self._take_up(place, version, fingerprint)
 
     @property
     def _next(self) -> int:
@@ -133,7 +133,7 @@ class RedoLog:
     def sync(self) -> None:
         sync_folder(self.folder)
 
-    def _take_up(self, path: Path, version: int, standing: Fingerprint) -> bool:
+    def _take_up(self, path: Path, version: int, fingerprint: Fingerprint) -> bool:
         step = read_log_name(path.name)
         if step is None or step[0] != version:
             return False
@@ -141,10 +141,10 @@ class RedoLog:
             try:
                 source = opening.enter_context(FileSource(path))
                 reader = PatchReader(source)
-                reached = led_by(standing, reader)
+                reached = led_by(fingerprint, reader)
             except WeightcastError:
                 return False
-            if (reader.header.base, reader.header.result) != (standing.position, reached.position):
+            if (reader.header.base, reader.header.result) != (fingerprint.digest, reached.digest):
                 return False
             opening.pop_all()
         rows = {row.spec.name: row for row in reader.rows}

@@ -142,7 +142,7 @@ class Subscriber:
     # -- poll --------------------------------------------------------------------------------------------------------
 
     def poll(self) -> Staged | None:
-        """Look for the version that the policy wants, and stage all that leads there; None if there is nothing to do.
+        """Scan for the version that the policy wants, and stage all that leads there; None if there is nothing to do.
 
         What is held is not touched. A damaged, missing, refused or lying object is planned around. If no intact route
         leads to the version that is wanted, the newest before it that the policy accepts is staged instead, and
@@ -208,7 +208,7 @@ class Subscriber:
 
     def _look_anew(self) -> Manifest | None:
         self._idle = 0
-        if self._holder.standing is None:
+        if self._holder.fingerprint is None:
             self._holder.examine()
         else:
             self._holder.glance()
@@ -218,8 +218,8 @@ class Subscriber:
             head = self._chain.head()
             if head is not None and self._is_not_of(head):
                 self._holder.locate(None)
-        if head is not None and self._holder.version is None and self._holder.standing is not None:
-            self._holder.locate(self._chain.find(self._holder.standing.position, head))
+        if head is not None and self._holder.version is None and self._holder.fingerprint is not None:
+            self._holder.locate(self._chain.find(self._holder.fingerprint.digest, head))
         return head
 
     def _is_not_of(self, head: Manifest) -> bool:
@@ -291,7 +291,7 @@ class Subscriber:
 
     def _check_ourselves(self, error: WeightcastError) -> None:
         """A patch that does not fit may mean that our own weights are not what we think; looked at once per poll."""
-        if self._examined or isinstance(error, (MissingError, AccessError)) or self._holder.standing is None:
+        if self._examined or isinstance(error, (MissingError, AccessError)) or self._holder.fingerprint is None:
             return
         self._examined = True
         if self._is_elsewhere():

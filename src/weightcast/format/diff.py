@@ -34,29 +34,29 @@ def diff_tensor(spec: TensorSpec, old: Bits, new: Bits, base_digest: int, worker
     return TensorPatch(spec, indices, now, was, digest)
 
 
-def diff(old: Weights, new: Weights, standing: Fingerprint | None = None, workers: Workers = ONE) -> Patch:
-    """The patch from ``old`` to ``new``; ``standing`` is where ``old`` stands, if that is known already."""
+def diff(old: Weights, new: Weights, held: Fingerprint | None = None, workers: Workers = ONE) -> Patch:
+    """The patch from ``old`` to ``new``; ``held`` is where ``old`` stands, if that is known already."""
     refuse_other_table(old.table, new.table)
-    standing = standing or fingerprint(old, workers)
+    held = held or fingerprint(old, workers)
 
     def one(spec: TensorSpec) -> TensorPatch:
-        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), standing[spec.name], workers)
+        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), held[spec.name], workers)
 
     tensors = tuple(workers.stream(one, old.table, elements_of))
     reached = Fingerprint(old.table, tuple(tensor.digest for tensor in tensors))
     changed = tuple(tensor for tensor in tensors if tensor.changed)
-    return Patch(standing.position, reached.position, ModelSize.of(old.table), changed)
+    return Patch(held.digest, reached.digest, ModelSize.of(old.table), changed)
 
 
 def anchor(weights: Weights, workers: Workers = ONE) -> Patch:
     """All of ``weights`` as a patch without a base."""
-    standing = fingerprint(weights, workers)
+    held = fingerprint(weights, workers)
     tensors = tuple(
-        TensorPatch(spec, np.arange(spec.elements), weights.read(spec.name), None, standing[spec.name])
+        TensorPatch(spec, np.arange(spec.elements), weights.read(spec.name), None, held[spec.name])
         for spec in weights.table
         if spec.elements
     )
-    return Patch(None, standing.position, ModelSize.of(weights.table), tensors)
+    return Patch(None, held.digest, ModelSize.of(weights.table), tensors)
 
 
 def refuse_other_table(old: TensorTable, new: TensorTable) -> None:

@@ -64,8 +64,8 @@ class Fingerprint:
     digests: tuple[int, ...]
 
     @cached_property
-    def position(self) -> str:
-        """The position digest: SHA-256 over table and tensor digests, in hexadecimal."""
+    def digest(self) -> str:
+        """Of the whole state: SHA-256 over table and tensor digests, in hexadecimal."""
         text = f"weightcast position 1\n{table_json(self.table)}\n".encode()
         return hashlib.sha256(text + struct.pack(f"<{len(self.digests)}Q", *self.digests)).hexdigest()
 

@@ -79,20 +79,20 @@ class Patch:
     def changed(self) -> int:
         return sum(tensor.changed for tensor in self.tensors)
 
-    def apply(self, target: Target, standing: Fingerprint) -> Fingerprint:
+    def apply(self, target: Target, fingerprint: Fingerprint) -> Fingerprint:
         """Prove, then overwrite the ``target``; returns where it stands now.
 
-        ``standing`` is where it stands before, as the caller knows it: from `fingerprint`, or from the last `apply`.
+        ``fingerprint`` is where it stands before, as the caller knows it: from `fingerprint`, or from the last `apply`.
         A target at the result already is left as it is.
         """
         if not isinstance(target, Target):
             hint = "For checkpoints on disk there is apply_in_place."
             raise UsageError(f"a {type(target).__name__} cannot be overwritten in memory", hint=hint)
-        if target.table != standing.table:
-            raise UsageError("the target is not the weights whose standing was given")
-        if standing.position == self.result:
-            return standing
-        reached = advance(standing, self)
+        if target.table != fingerprint.table:
+            raise UsageError("the target is not the weights whose fingerprint was given")
+        if fingerprint.digest == self.result:
+            return fingerprint
+        reached = advance(fingerprint, self)
         for tensor in self.tensors:
             bits = target.read(tensor.spec.name)
             refuse_other_bits(tensor.spec, bits)
@@ -103,13 +103,13 @@ class Patch:
         return reached
 
 
-def advance(standing: Fingerprint, patch: Patch) -> Fingerprint:
-    """Where ``patch`` leads from ``standing``, proven from its bits; raises before anything is touched."""
-    start = departure(standing, patch.base, {tensor.spec.name for tensor in patch.tensors})
+def advance(fingerprint: Fingerprint, patch: Patch) -> Fingerprint:
+    """Where ``patch`` leads from ``fingerprint``, proven from its bits; raises before anything is touched."""
+    start = departure(fingerprint, patch.base, {tensor.spec.name for tensor in patch.tensors})
     digests = list(start.digests)
     for tensor in patch.tensors:
         digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, patch.base, tensor)
-    reached = Fingerprint(standing.table, tuple(digests))
+    reached = Fingerprint(fingerprint.table, tuple(digests))
     prove_result(reached, patch.result)
     return reached
 
@@ -132,11 +132,11 @@ def prove_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> i
 
 def prove_result(reached: Fingerprint, result: str) -> None:
     """`ResultError` unless the weights stand where the patch says it leads."""
-    if reached.position != result:
+    if reached.digest != result:
         raise ResultError(
-            f"the patch leads to {reached.position[:12]}, not to {result[:12]} as it states",
+            f"the patch leads to {reached.digest[:12]}, not to {result[:12]} as it states",
             expected=result,
-            found=reached.position,
+            found=reached.digest,
             hint="The patch is damaged: fetch or make it again.",
         )
 
@@ -151,24 +151,24 @@ def refuse_other_tensor(table: TensorTable, spec: TensorSpec) -> None:
         )
 
 
-def departure(standing: Fingerprint, base: str | None, names: Collection[str]) -> Fingerprint:
+def departure(fingerprint: Fingerprint, base: str | None, names: Collection[str]) -> Fingerprint:
     """What a patch of tensors ``names`` adds its digests to; `BaseError` if the weights are not at its ``base``.
 
     Without a base a patch brings every element, and its digests add to nothing.
     """
     if base is None:
-        for spec in standing.table:
+        for spec in fingerprint.table:
             if spec.elements and spec.name not in names:
                 raise UsageError("a patch without a base leaves a tensor out", tensor=spec.name)
-        return Fingerprint(standing.table, (0,) * len(standing.table))
-    if standing.position != base:
+        return Fingerprint(fingerprint.table, (0,) * len(fingerprint.table))
+    if fingerprint.digest != base:
         raise BaseError(
-            f"the weights stand at {standing.position[:12]}, the patch begins at {base[:12]}",
+            f"the weights stand at {fingerprint.digest[:12]}, the patch begins at {base[:12]}",
             expected=base,
-            found=standing.position,
+            found=fingerprint.digest,
             hint="Apply the patches that lead there first, or take a patch made from these weights.",
         )
-    return standing
+    return fingerprint
 
 
 def compose(first: Patch, second: Patch) -> Patch:

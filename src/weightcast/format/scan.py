@@ -32,7 +32,7 @@ class Change:
     """For `banded`, where it is wanted."""
 
 
-class Look(Protocol):
+class Scan(Protocol):
     """What a look at the weights found. It may still be on its way from a device."""
 
     def changes(self) -> Iterator[Change]:
@@ -48,7 +48,7 @@ class Detector(Protocol):
         """The weights as they are, whatever has been looked at."""
         ...
 
-    def look(self) -> Look:
+    def scan(self) -> Scan:
         """Find what changed since the last look, or since the detector was made. Nothing later is in it."""
         ...
 
@@ -56,7 +56,7 @@ class Detector(Protocol):
 
 
 @dataclass(frozen=True)
-class Settled:
+class Resolved:
     """A look as a patch, where it leads, and what coding it with `banded` takes."""
 
     patch: Patch
@@ -64,19 +64,19 @@ class Settled:
     ranks: dict[str, Ranks] | None
 
 
-def settle(standing: Fingerprint, look: Look) -> Settled:
-    """Wait for what a look found. ``standing`` is where the weights stood at the look before."""
-    digests, tensors = list(standing.digests), []
+def resolve(fingerprint: Fingerprint, look: Scan) -> Resolved:
+    """Wait for what a look found. ``fingerprint`` is where the weights stood at the look before."""
+    digests, tensors = list(fingerprint.digests), []
     ranks: dict[str, Ranks] = {}
     for change in look.changes():
-        i = standing.table.ordinal(change.spec.name)
+        i = fingerprint.table.ordinal(change.spec.name)
         digests[i] = ((0 if change.was is None else digests[i]) + change.gain) % MODULUS
         tensors.append(TensorPatch(change.spec, change.indices, change.now, change.was, digests[i]))
         if change.ranks is not None:
             ranks[change.spec.name] = change.ranks
-    reached = Fingerprint(standing.table, tuple(digests))
-    patch = Patch(standing.position, reached.position, ModelSize.of(standing.table), tuple(tensors))
-    return Settled(patch, reached, ranks if len(ranks) == len(tensors) else None)
+    reached = Fingerprint(fingerprint.table, tuple(digests))
+    patch = Patch(fingerprint.digest, reached.digest, ModelSize.of(fingerprint.table), tuple(tensors))
+    return Resolved(patch, reached, ranks if len(ranks) == len(tensors) else None)
 
 
 class Shadowed:
@@ -87,7 +87,7 @@ class Shadowed:
         self._ranked, self._workers = ranked, workers
         self._shadow = Copies.of(weights)
 
-    def look(self, weights: Weights | None = None) -> Look:
+    def scan(self, weights: Weights | None = None) -> Scan:
         source, base = self.weights if weights is None else weights, self._shadow
         refuse_other_table(base.table, source.table)
 

@@ -13,7 +13,7 @@ from weightcast.channel.records import Manifest
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.durable import Report, noticing_full, silent
-from weightcast.disk.staged import stage, standing_of
+from weightcast.disk.staged import fingerprint_of, stage
 from weightcast.errors import ResultError, UsageError
 from weightcast.follow.holder import Staged, StagedPatch
 from weightcast.follow.mirror import Mirror
@@ -35,7 +35,7 @@ def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Positio
         raise UsageError("the mirror holds no version", file=str(mirror.folder))
     with Checkpoint(mirror.folder, aliases=dict(mirror.table.aliases)) as checkpoint:
         files = files_of(checkpoint)
-        found = standing_of(checkpoint, report=report).position
+        found = fingerprint_of(checkpoint, report=report).digest
         if found != position.digest:
             mirror.examine()
             problem = "the files were changed by somebody else"
@@ -99,7 +99,7 @@ def _publish_anchor(
     if head is None:
         raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
     files = files_of(new)
-    position = Position(head.position.version + 1, standing_of(new, workers, report).position)
+    position = Position(head.position.version + 1, fingerprint_of(new, workers, report).digest)
     ref = chain.put_anchor(position, files, report, new.refuse_changed)
     manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer)
     announce(chain, writer)
@@ -132,9 +132,9 @@ def _publish(
     report: Report,
 ) -> Manifest | None:
     """The commit; None if the mirror turned out to be damaged and must catch up first."""
-    old, standing = keeper.weights, keeper.standing
+    old, fingerprint = keeper.weights, keeper.fingerprint
     assert old is not None
-    assert standing is not None
+    assert fingerprint is not None
     with tempfile.TemporaryDirectory(prefix="publish-", dir=keeper.workshop) as folder:
         made = Path(folder) / "patch"
         written = write_patch(old, new, made, codec, workers, report)
@@ -147,7 +147,7 @@ def _publish(
         position = Position(head.version + 1, written.result)
         with FileSource(made) as source:
             staged = Path(folder) / "staged"
-            reached = stage(PatchReader(source), old, standing, staged, workers, report)
+            reached = stage(PatchReader(source), old, fingerprint, staged, workers, report)
         ref = chain.put_delta(position, made)
         manifest = chain.draft(position, head, ref, codec, written.changed, step, writer)
         announce(chain, writer)

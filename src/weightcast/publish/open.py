@@ -19,7 +19,7 @@ from weightcast.channel.reference import bring, resolved
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
 from weightcast.disk.companions import is_companion
 from weightcast.disk.durable import Report, scratch, silent
-from weightcast.disk.staged import standing_of
+from weightcast.disk.staged import fingerprint_of
 from weightcast.errors import ChannelError, UsageError
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.tensors import TensorTable, Weights, refuse_no_weights
@@ -88,7 +88,7 @@ def _init(
     report: Report,
 ) -> Manifest:
     chain = Chain.create(store, weights.table)
-    position = Position(0, standing_of(weights, workers, report).position)
+    position = Position(0, fingerprint_of(weights, workers, report).digest)
     unchanged = weights.refuse_changed if isinstance(weights, Checkpoint) else _nothing_to_watch
     put = partial(chain.put_anchor, position, files, report, unchanged)
     ref = chain.refer_anchor(position, reference) if reference else put()

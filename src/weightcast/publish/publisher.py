@@ -34,7 +34,7 @@ from weightcast.format.codec.ranks import Ranks
 from weightcast.format.digest import Fingerprint, fingerprint
 from weightcast.format.patch import Patch, compose
 from weightcast.format.patchfile import encode
-from weightcast.format.scan import Detector, Look, Shadowed, settle
+from weightcast.format.scan import Detector, Scan, Shadowed, resolve
 from weightcast.format.tensors import Copies, TensorTable, Weights, refuse_no_weights
 from weightcast.format.workers import Workers
 from weightcast.publish.open import announce, channel_in, init, new_writer, open_for_writing
@@ -58,7 +58,7 @@ _AHEAD = 2
 class _Seen:
     """A look at the weights that is no patch yet."""
 
-    look: Look
+    look: Scan
     step: int | None
     receipts: list[Receipt]
 
@@ -142,7 +142,7 @@ class Publisher:
             if begun is None or begun.head() is None:
                 init(store, self._detector.weights, writer=self.writer, workers=self._workers)
             self._chain = open_for_writing(store, self._detector.weights.table)
-            self._standing = fingerprint(self._detector.weights, self._workers)
+            self._fingerprint = fingerprint(self._detector.weights, self._workers)
             self._head, self._owed = self._take_up()
             announce(self._chain, self.writer)
         except BaseException:
@@ -190,7 +190,7 @@ class Publisher:
         """The head, and what leads from there to our weights, if they differ."""
         head = self._chain.head()
         assert head is not None
-        if head.position.digest == self._standing.position:
+        if head.position.digest == self._fingerprint.digest:
             return head, None
         now = Copies.of(self._detector.weights)
         state = Copies.of(now)
@@ -203,13 +203,13 @@ class Publisher:
             if isinstance(error.reason, UnreachableError):  # what cannot be had now may be had in a minute
                 raise
             return self._publish_anchor(now, head.position.version + 1), None
-        standing = Fingerprint(state.table, staged.standing.digests) if staged else self._standing
-        found = settle(standing, Shadowed(state, self._codec == "banded", self._workers).look(now))
+        standing = Fingerprint(state.table, staged.fingerprint.digests) if staged else self._fingerprint
+        found = resolve(standing, Shadowed(state, self._codec == "banded", self._workers).scan(now))
         return head, _Job(found.patch, found.ranks, None, [])
 
     def _publish_anchor(self, weights: Weights, version: int) -> Manifest:
         """Where the head's own weights cannot be had any more, ours begin anew."""
-        position = Position(version, self._standing.position)
+        position = Position(version, self._fingerprint.digest)
         with scratch() as folder:
             save(weights, folder)
             ref = self._chain.put_anchor(position, {SINGLE: folder / SINGLE})
@@ -237,10 +237,10 @@ class Publisher:
                 self._lock.notify_all()
         return receipt
 
-    def _look(self, weights: Weights | None) -> Look:
+    def _look(self, weights: Weights | None) -> Scan:
         if weights is None:
             try:
-                return self._detector.look()
+                return self._detector.scan()
             except UsageError:  # before anything was looked at
                 raise
             except BaseException as error:  # some of what changed has been seen, and is lost with this
@@ -251,7 +251,7 @@ class Publisher:
                 "a publisher of a model publishes that model", hint="Call publish(step=…) without weights."
             )
         refuse_no_weights(weights)
-        return self._detector.look(weights)
+        return self._detector.scan(weights)
 
     def _was_told(self) -> None:
         self._told = True
@@ -275,8 +275,8 @@ class Publisher:
                 seen = self._seen[0]
             waiting = None
             try:
-                found = settle(self._standing, seen.look)
-                self._standing = found.reached
+                found = resolve(self._fingerprint, seen.look)
+                self._fingerprint = found.reached
                 job = _Job(found.patch, found.ranks, seen.step, seen.receipts)
                 if self._owed is not None:
                     job, self._owed = self._owed.merged(job), None

@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from weightcast.errors import UsageError
-from weightcast.format.scan import Change, Detector, Look
+from weightcast.format.scan import Change, Detector, Scan
 from weightcast.format.tensors import Bits, TensorTable
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import (
@@ -83,8 +83,8 @@ def _innermost(optimizer: object) -> Optimizer:
 
 
 @dataclass
-class ModelLook:
-    """Implements `Look`: what was delivered of each batch, and the tensors that are replaced as a whole."""
+class ModelScan:
+    """Implements `Scan`: what was delivered of each batch, and the tensors that are replaced as a whole."""
 
     table: TensorTable
     found: list[tuple[Delivered, Mapping[int, tuple[Bits, int]]]] = field(default_factory=list)
@@ -95,7 +95,7 @@ class ModelLook:
         yield from sorted(changes, key=lambda change: self.table.ordinal(change.spec.name))
 
 
-# -- a standing copy ---------------------------------------------------------------------------------------------------
+# -- a copy that stays -----------------------------------------------------------------------------------------------
 
 
 class Standing:
@@ -113,10 +113,10 @@ class Standing:
         ]
 
     @torch.no_grad()
-    def look(self) -> Look:
+    def scan(self) -> Scan:
         self.weights.relocate()
         self.weights.remake()
-        found = ModelLook(self.weights.table)
+        found = ModelScan(self.weights.table)
         for batch, shadow in zip(self._batches, self._shadows, strict=True):
             kernels = self.weights.kernels(batch.device)
             old = shadow.brought() if isinstance(shadow, Pinned) else shadow
@@ -267,7 +267,7 @@ class Transient:
     # -- look --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def look(self) -> Look:
+    def scan(self) -> Scan:
         if self._stepping not in (None, threading.get_ident()):
             raise UsageError("the optimizer is in the middle of a step", hint="Publish between steps.")
         self._stepping = None  # a step of this thread's own broke off
@@ -277,7 +277,7 @@ class Transient:
         self._suspect_edits()
         due = self._suspicious or (self._check_every > 0 and self._looks % self._check_every == 0)
         # A device ranks by what it has now: after an edit that nobody saw, those ranks decode for no follower.
-        found = ModelLook(self.weights.table)
+        found = ModelScan(self.weights.table)
         for journal in self._all():
             checked = due or journal.batch.device.type != "cpu"
             live = Transit([journal.kernels.digests(journal.batch)]) if checked else None

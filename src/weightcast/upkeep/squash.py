@@ -82,17 +82,17 @@ def _cut(
     old, new = _bring(before, base), _bring(after, result)
     assert old.weights is not None
     assert new.weights is not None
-    assert old.standing is not None
+    assert old.fingerprint is not None
     start, position = position_of(old), chain.manifest(result).position
     made, staged = old.workshop / "squash", old.workshop / "staged" / "squash"
     try:
         write_patch(old.weights, new.weights, made, "banded", workers, report)
         # The proof: applied to the base, it gives the result. Then the base is where the next squash begins.
         with FileSource(made) as source:
-            reached = stage(PatchReader(source), old.weights, old.standing, staged, workers, report)
-        if reached.position != position.digest:
-            problem = f"the squash comes out as {reached.position[:12]}, version {result} is {position.digest[:12]}"
-            raise ResultError(problem, expected=position.digest, found=reached.position, hint="Try again.")
+            reached = stage(PatchReader(source), old.weights, old.fingerprint, staged, workers, report)
+        if reached.digest != position.digest:
+            problem = f"the squash comes out as {reached.digest[:12]}, version {result} is {position.digest[:12]}"
+            raise ResultError(problem, expected=position.digest, found=reached.digest, hint="Try again.")
         edge = chain.put_squash(base, position, made)
         old.take(Staged(start, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
     except MismatchError:

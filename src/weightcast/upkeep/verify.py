@@ -316,13 +316,13 @@ class _Walk:
         squash, mirror = read_squash_key(edge.key), self.mirror
         assert squash is not None
         assert mirror.weights is not None
-        assert mirror.standing is not None
+        assert mirror.fingerprint is not None
         ref = ObjectRef(edge.key, edge.nbytes, squash[3])
         fetched, staged = mirror.workshop / "squash", mirror.workshop / "staged" / "squash"
         try:
             fetch(self.chain.store, ref.key, ref.size, ref.sha256, fetched, durable=False)
             with FileSource(fetched) as source:
-                reached = stage(PatchReader(source), mirror.weights, mirror.standing, staged, self.workers)
+                reached = stage(PatchReader(source), mirror.weights, mirror.fingerprint, staged, self.workers)
             expected = self.chain.manifest(edge.result).position.digest
         except SpaceError:
             raise
@@ -331,9 +331,9 @@ class _Walk:
         finally:
             fetched.unlink(missing_ok=True)
             staged.unlink(missing_ok=True)
-        if reached.position == expected:
+        if reached.digest == expected:
             return None
-        return FormatError(f"it leads to {reached.position[:16]}, version {edge.result} is {expected[:16]}")
+        return FormatError(f"it leads to {reached.digest[:16]}, version {edge.result} is {expected[:16]}")
 
 
 def _by(edges: list[Edge], version: Callable[[Edge], int | None]) -> dict[int | None, list[Edge]]:
