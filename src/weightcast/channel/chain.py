@@ -24,6 +24,7 @@ from weightcast.channel.keys import (
     AnchorFile,
     Position,
     anchor_folder,
+    check_label,
     check_name,
     check_step,
     delta_key,
@@ -394,11 +395,13 @@ class Chain:
         changed: int,
         step: int | None,
         writer: str,
+        label: str | None = None,
     ) -> Manifest:
         """A commit record as of now, for `commit`; `UsageError` for one that readers would refuse."""
         check_name(writer, "writer")
         step = check_step(step)
-        return Manifest(self.channel.id, position, base, ref, codec, changed, step, round(time.time(), 3), writer)
+        now = round(time.time(), 3)
+        return Manifest(self.channel.id, position, base, ref, codec, changed, step, now, writer, check_label(label))
 
     def commit(self, manifest: Manifest) -> None:
         """Make a version visible to all at once; `ConflictError` if another writer was first.

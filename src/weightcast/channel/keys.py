@@ -12,7 +12,7 @@ MAX_VERSION = 10**12 - 1
 
 CHANNEL, HEAD, WRITER, INDEX = "channel.json", "head.json", "writer.json", "index.json"
 MANIFESTS, DELTAS, SQUASHES, ANCHORS = "manifests/", "deltas/", "squashes/", "anchors/"
-PINS, REPLICAS, DOOMED = "pins/", "replicas/", "doomed/"
+PINS, TAGS, REPLICAS, DOOMED = "pins/", "tags/", "replicas/", "doomed/"
 RECORD, CHANNEL_COPY = "anchor.json", "channel.json"
 """In an anchor's folder: what it consists of, and a copy of the channel's own record to repair that from."""
 
@@ -51,6 +51,10 @@ def pin_key(version: int) -> str:
     return f"{PINS}{version:012d}.json"
 
 
+def tag_key(name: str) -> str:
+    return f"{TAGS}{name}.json"
+
+
 def replica_key(replica: str) -> str:
     return f"{REPLICAS}{replica}.json"
 
@@ -60,6 +64,7 @@ _SQUASH = re.compile(rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-
 _ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)", re.ASCII)
 _MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,120}}))?\.json", re.ASCII)
 _PIN = re.compile(rf"{PINS}(\d{{12}})\.json", re.ASCII)
+_TAG = re.compile(rf"{TAGS}([0-9A-Za-z._-]+)\.json", re.ASCII)
 
 
 def read_delta_key(key: str) -> tuple[int, str] | None:
@@ -100,12 +105,66 @@ def read_pin_key(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def read_tag_key(key: str) -> str | None:
+    """The tag's name."""
+    found = _TAG.fullmatch(key)
+    return found[1] if found and is_tag(found[1]) else None
+
+
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
+
+
 def check_name(name: str, what: str) -> str:
     """`UsageError` unless ``name`` can be a part of a key."""
-    if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}", name):
-        hint = "Take letters, digits, dot, dash and underscore, at most 100."
-        raise UsageError(f"{name!r} cannot be the name of a {what}", hint=hint)
+    if not _NAME.fullmatch(name):
+        hint = "Use letters, digits, dots, dashes and underscores, at most 100, and begin with a letter or a digit."
+        raise UsageError(f"{_short(name)} cannot be the name of a {what}", hint=hint)
     return name
+
+
+HEAD_WORD, NOTHING_WORD = "head", "nothing"
+"""Words that stand for a version wherever one is asked for, so no tag may have them: the newest one, and none."""
+
+
+def is_tag(name: str) -> bool:
+    """Whether ``name`` can be a tag. It begins with a letter, so that none can be taken for a version's number."""
+    if not _NAME.fullmatch(name) or not name[0].isalpha() or ".." in name:
+        return False
+    return name.lower() not in (HEAD_WORD, NOTHING_WORD)
+
+
+def check_tag(name: str) -> str:
+    """`UsageError` unless ``name`` can be a tag."""
+    if not is_tag(name):
+        hint = (
+            "Begin with a letter, then use letters, digits, single dots, dashes and underscores, at most 100. "
+            f"`{HEAD_WORD}` and `{NOTHING_WORD}` are taken."
+        )
+        raise UsageError(f"{_short(name)} cannot be a tag", hint=hint)
+    return name
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 120 else f"{text[:120]}…")
+
+
+MAX_LABEL = 200
+"""Characters of a version's label."""
+
+
+def is_label(text: str) -> bool:
+    """Whether ``text`` can be a label: one printable line that neither begins nor ends with a space."""
+    return 0 < len(text) <= MAX_LABEL and text.isprintable() and text == text.strip()
+
+
+def check_label(text: str | None) -> str | None:
+    """`UsageError` unless ``text`` can be the label of a version; None is none."""
+    if text is None:
+        return None
+    if not isinstance(text, str) or not is_label(text):
+        hint = f"Use one line of 1 to {MAX_LABEL} printable characters, without spaces at its ends."
+        raise UsageError(f"{_short(str(text))} cannot be a label", hint=hint)
+    return text
 
 
 def check_step(step: int | None) -> int | None:

@@ -14,6 +14,7 @@ from weightcast.channel.keys import (
     PINS,
     REPLICAS,
     SQUASHES,
+    TAGS,
     WRITER,
     pin_key,
     read_pin_key,
@@ -34,7 +35,7 @@ from weightcast.errors import FormatError, MissingError
 
 def write_index(chain: Chain) -> None:
     """Leave a listing for readers that cannot list: those over http."""
-    kinds = (MANIFESTS, DELTAS, SQUASHES, ANCHORS)
+    kinds = (MANIFESTS, DELTAS, SQUASHES, ANCHORS, TAGS)
     objects = [[o.key, o.size, round(o.modified, 3)] for kind in kinds for o in chain.store.list(kind)]
     chain.store.put(INDEX, json.dumps({"format": FORMAT, "objects": objects}, separators=(",", ":")).encode())
 

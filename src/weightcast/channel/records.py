@@ -17,6 +17,7 @@ from weightcast.channel.keys import (
     AnchorFile,
     Position,
     is_channel_id,
+    is_label,
     is_plain_file,
     read_anchor_key,
     read_delta_key,
@@ -72,6 +73,19 @@ class Manifest:
     time: float
     """By the writer's clock; for people."""
     writer: str
+    label: str | None = None
+    """One line for people, by whoever published it."""
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A name for a version. It keeps the version from being collected."""
+
+    channel: str
+    name: str
+    position: Position
+    time: float
+    """When it was set, by the clock of whoever set it; for people."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +143,9 @@ def to_json(kind: str, fields: Mapping[str, Any]) -> bytes:
     ).encode()
 
 
-def from_json(data: bytes, kind: str, keys: set[str], build: Callable[[dict[str, Any]], T]) -> T:
+def from_json(
+    data: bytes, kind: str, keys: set[str], build: Callable[[dict[str, Any]], T], optional: set[str] | None = None
+) -> T:
     """Parse what a bucket holds; `FormatError` for anything the format does not say, `VersionError` if it is newer."""
     fields = parse_json(data, kind)
     if not isinstance(fields, dict) or fields.get("kind") != kind or type(fields.get("format")) is not int:
@@ -139,7 +155,7 @@ def from_json(data: bytes, kind: str, keys: set[str], build: Callable[[dict[str,
             f"the {kind} is of format version {fields['format']}",
             hint=f"This release reads {FORMAT}; install a newer one.",
         )
-    if fields.keys() != keys | {"format", "kind"}:
+    if fields.keys() - (optional or set()) != keys | {"format", "kind"}:
         raise FormatError(f"the {kind} has other fields than the format says")
     return build(fields)
 
@@ -197,25 +213,23 @@ def _object_json(ref: ObjectRef) -> list[Any]:
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
-    return to_json(
-        "manifest",
-        {
-            "base": position_json(manifest.base),
-            "changed": manifest.changed,
-            "channel": manifest.channel,
-            "codec": manifest.codec,
-            "object": _object_json(manifest.object),
-            "position": position_json(manifest.position),
-            "step": manifest.step,
-            "time": round(manifest.time, 3),
-            "writer": manifest.writer,
-        },
-    )
+    fields = {
+        "base": position_json(manifest.base),
+        "changed": manifest.changed,
+        "channel": manifest.channel,
+        "codec": manifest.codec,
+        "object": _object_json(manifest.object),
+        "position": position_json(manifest.position),
+        "step": manifest.step,
+        "time": round(manifest.time, 3),
+        "writer": manifest.writer,
+    }
+    return to_json("manifest", fields if manifest.label is None else fields | {"label": manifest.label})
 
 
 def manifest_from_json(data: bytes) -> Manifest:
     keys = {"base", "changed", "channel", "codec", "object", "position", "step", "time", "writer"}
-    return from_json(data, "manifest", keys, _manifest)
+    return from_json(data, "manifest", keys, _manifest, optional={"label"})
 
 
 def _manifest(fields: dict[str, Any]) -> Manifest:
@@ -239,6 +253,30 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
         step=None if fields["step"] is None else _natural(fields["step"], "a step"),
         time=_time(fields["time"]),
         writer=_text(fields["writer"], "a writer's name", 100),
+        label=_label(fields["label"]) if "label" in fields else None,
+    )
+
+
+def _label(value: Any) -> str:
+    _expect(isinstance(value, str) and is_label(value), "a label")
+    return str(value)
+
+
+def tag_to_json(tag: Tag) -> bytes:
+    fields = {"channel": tag.channel, "name": tag.name, "position": position_json(tag.position)}
+    return to_json("tag", fields | {"time": round(tag.time, 3)})
+
+
+def tag_from_json(data: bytes) -> Tag:
+    return from_json(data, "tag", {"channel", "name", "position", "time"}, _tag)
+
+
+def _tag(fields: dict[str, Any]) -> Tag:
+    return Tag(
+        _id(fields["channel"], "a channel's id"),
+        _text(fields["name"], "a tag's name", 100),
+        position_from_json(fields["position"]),
+        _time(fields["time"]),
     )
 
 

@@ -27,6 +27,7 @@ from weightcast.channel.keys import (
     RECORD,
     REPLICAS,
     SQUASHES,
+    TAGS,
     WRITER,
     AnchorFile,
     manifest_key,
@@ -355,7 +356,7 @@ def _now(chain: Chain, dry_run: bool) -> float:
 def reset(store: Store) -> int:
     """Delete a channel, so that another can begin in its place; what says there is one goes last. Returns how much."""
     count = 0
-    for prefix in (MANIFESTS, PINS, REPLICAS, DOOMED, SQUASHES, DELTAS, ANCHORS, PROBES, HEAD, WRITER, INDEX):
+    for prefix in (MANIFESTS, PINS, TAGS, REPLICAS, DOOMED, SQUASHES, DELTAS, ANCHORS, PROBES, HEAD, WRITER, INDEX):
         keys = [listed.key for listed in store.list(prefix)]
         delete_all(store, keys)
         count += len(keys)

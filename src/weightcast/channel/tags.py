@@ -1,0 +1,106 @@
+"""Tags: names for versions, one small object each. A tagged version is never collected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.keys import TAGS, Position, check_tag, is_tag, read_tag_key, tag_key
+from weightcast.channel.records import Tag, tag_from_json, tag_to_json
+from weightcast.errors import ConflictError, FormatError, MissingError, UsageError, about
+
+
+def read_tag(chain: Chain, name: str) -> Tag:
+    """A tag by its name; `UsageError` if there is none, `FormatError` if its object is not one of this channel."""
+    if not is_tag(name):
+        raise UsageError(f"there is no version or tag {name[:100]!r}", file=chain.store.url, hint=_list_them(chain))
+    key = tag_key(name)
+    try:
+        data = read_record(chain.store, key)
+    except MissingError as error:
+        if error.key is None:
+            raise  # not the tag is missing but the bucket
+        raise UsageError(f"there is no tag {name!r}", file=chain.store.url, hint=_list_them(chain)) from None
+    with about(file=f"{chain.store.url}/{key}", hint=f"Set it again: `weightcast tag URL VERSION {name} --force`."):
+        tag = tag_from_json(data)
+        if tag.channel != chain.channel.id:
+            raise FormatError("this tag belongs to another channel")
+        if tag.name != name:
+            raise FormatError(f"the tag says that its name is {tag.name!r}")
+        return tag
+
+
+def _list_them(chain: Chain) -> str:
+    return f"`weightcast log {chain.store.url}` lists versions, `weightcast tag {chain.store.url}` tags."
+
+
+def tag_names(chain: Chain) -> Iterator[str]:
+    """The names of all tags, by a listing."""
+    for listed in chain.store.list(TAGS):
+        name = read_tag_key(listed.key)
+        if name is not None:
+            yield name
+
+
+def tags(chain: Chain) -> tuple[list[Tag], list[tuple[str, FormatError]]]:
+    """All tags that can be read, and what is wrong with the others, by key."""
+    good: list[Tag] = []
+    bad: list[tuple[str, FormatError]] = []
+    for name in list(tag_names(chain)):
+        try:
+            good.append(read_tag(chain, name))
+        except FormatError as error:
+            bad.append((tag_key(name), error))
+        except UsageError:
+            continue  # deleted since it was listed
+    return good, bad
+
+
+def tags_by_version(chain: Chain) -> dict[int, tuple[str, ...]]:
+    """The names that each version has; tags that cannot be read are left out (`verify` reports them)."""
+    found: dict[int, tuple[str, ...]] = {}
+    for tag in tags(chain)[0]:
+        found[tag.position.version] = (*found.get(tag.position.version, ()), tag.name)
+    return found
+
+
+def set_tag(chain: Chain, name: str, position: Position, *, force: bool = False) -> Position | None:
+    """Name a version; returns what the tag named before, None if it is new.
+
+    `ConflictError` if the tag names another version, unless ``force`` moves it.
+    """
+    key = tag_key(check_tag(name))
+    data = tag_to_json(Tag(chain.channel.id, name, position, time.time()))
+    try:
+        before: Position | None = read_tag(chain, name).position
+    except UsageError:
+        before = None
+    except FormatError:
+        if not force:
+            raise
+        chain.store.put(key, data)
+        return None
+    if before == position:
+        return before
+    if before is None:
+        if chain.channel.fence == "list":
+            chain.store.put(key, data)  # this store cannot create if absent
+            return None
+        if chain.store.create(key, data):
+            return None
+        before = read_tag(chain, name).position  # somebody else created it just now
+        if before == position:
+            return before
+    if not force:
+        hint = "--force moves it."
+        raise ConflictError(f"the tag {name!r} names version {before.version}", file=chain.store.url, hint=hint)
+    chain.store.put(key, data)
+    return before
+
+
+def delete_tag(chain: Chain, name: str) -> None:
+    """Remove a tag; `UsageError` if there is none."""
+    if not is_tag(name) or name not in set(tag_names(chain)):
+        raise UsageError(f"there is no tag {name[:100]!r}", file=chain.store.url, hint=_list_them(chain))
+    chain.store.delete(tag_key(name))
