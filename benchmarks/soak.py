@@ -78,9 +78,9 @@ def follow(role: str, url: str, versions: int, params: int, folder: Path) -> dic
     errors: list[str] = []
     seen: list[int] = []
     with Subscriber(url, holds, policy, replica=role) as subscriber:
-        for position in subscriber.follow(EVERY[role], lambda error: errors.append(str(error))):
-            seen.append(position.version)
-            if position.version >= versions:
+        for update in subscriber.follow(EVERY[role], lambda error: errors.append(str(error))):
+            seen.append(update.position.version)
+            if update.position.version >= versions:
                 break
             if role == "mirror":
                 time.sleep(EVERY[role])

@@ -112,8 +112,8 @@ def follower(bucket: Path) -> None:
     engine = TorchTarget(Adder().to(torch.bfloat16))
     with subscribed(bucket, engine) as subscriber:
         signal.signal(signal.SIGTERM, lambda number, frame: subscriber.stop())
-        for position in subscriber.follow(LOOK_EVERY):
-            say(event="version", version=position.version)
+        for update in subscriber.follow(LOOK_EVERY):
+            say(event="version", version=update.position.version)
     say(event="end", digest=wc.fingerprint(engine).digest)
 
 

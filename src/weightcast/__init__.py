@@ -32,6 +32,7 @@ from weightcast.disk.checkpoint import Checkpoint
 from weightcast.errors import WeightcastError
 from weightcast.follow.mirror import reading
 from weightcast.follow.subscriber import Subscriber
+from weightcast.follow.update import Update
 from weightcast.format.diff import anchor, diff
 from weightcast.format.digest import Fingerprint, box_digest, fingerprint
 from weightcast.format.kernels.ready import warm_up
@@ -65,6 +66,7 @@ __all__ = [
     "TensorPatch",
     "TensorSpec",
     "TensorTable",
+    "Update",
     "WeightcastError",
     "Weights",
     "Workers",

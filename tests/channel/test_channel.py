@@ -425,9 +425,9 @@ def test_follow_goes_on_until_it_is_stopped(store: Store) -> None:
     with wc.Publisher(store, model) as publisher, wc.Subscriber(store, there) as subscriber:
 
         def follow() -> None:
-            for position in subscriber.follow(every=0.01):
-                seen.append(position.version)
-                if position.version == 5:
+            for update in subscriber.follow(every=0.01):
+                seen.append(update.position.version)
+                if update.position.version == 5:
                     subscriber.stop()
 
         thread = threading.Thread(target=follow)
@@ -456,8 +456,8 @@ def test_trouble_is_told_and_following_goes_on(store: Store) -> None:
 
     there, told = wc.Arrays.copy_of(states[0]), []
     with wc.Subscriber(Gone(store), there) as subscriber:
-        for position in subscriber.follow(every=0.01, trouble=told.append):
-            assert position.version == 1
+        for update in subscriber.follow(every=0.01, on_error=told.append):
+            assert update.position.version == 1
             subscriber.stop()
     assert [type(error) for error in told] == [UnreachableError, UnreachableError]
 
@@ -483,8 +483,7 @@ def test_a_follower_outlives_a_reset(store: Store, tmp_path: Path) -> None:
         new = small_model(9)
         wc.init(store, new)
         for subscriber in (arrays, mirror):
-            reached = next(subscriber.follow(every=0.0))
-            assert reached == head_of(store)
+            assert next(subscriber.follow(every=0.0)).position == head_of(store)
         assert same_bits(there, new)
         weights = mirror.holder.weights
         assert weights is not None
@@ -502,7 +501,7 @@ def test_a_version_collected_under_an_idle_follower_is_noticed(store: Store) -> 
         for version in (3, 5):  # what a collector does once it is old
             store.delete(f"manifests/{version:012d}.json")
         subscriber.policy = wc.Newest()
-        assert next(subscriber.follow(every=0.0)).version == 6
+        assert next(subscriber.follow(every=0.0)).position.version == 6
     assert same_bits(there, states[6])
 
 

@@ -39,7 +39,7 @@ def test_a_replica_joins_late_and_follows_over_http(tmp_path: Path) -> None:
             with wc.Publisher(bucket, states[11]) as publisher:
                 train(states[11], 99)
                 publisher.publish(step=99)
-            assert next(subscriber.follow(every=0.01)).version == 12
+            assert next(subscriber.follow(every=0.01)).position.version == 12
 
 
 def test_versions_that_the_index_does_not_show_yet_are_found(tmp_path: Path) -> None:

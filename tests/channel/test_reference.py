@@ -31,6 +31,7 @@ from weightcast.errors import (
     StoreError,
     UnreachableError,
 )
+from weightcast.publish.from_checkpoint import publish
 from weightcast.upkeep.verify import verify
 
 
@@ -134,7 +135,7 @@ def test_an_anchor_in_the_bucket_is_taken_first(hugging_face: hub.Hub, url: str,
     model = small_model()
     train(model, 1)
     write_folder(tmp_path / "1", model)
-    wc.folders.publish(wc.open_store(url), tmp_path / "1", tmp_path / "mirror", anchor=True)
+    publish(wc.open_store(url), tmp_path / "1", tmp_path / "mirror", anchor=True)
     asked = len(hugging_face.asked)
     assert pull(url, tmp_path / "replica").version == 1
     assert not [name for name in hugging_face.asked[asked:] if name.startswith("model")]

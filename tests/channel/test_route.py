@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weightcast.channel.edge import Edge, EdgeKind
 from weightcast.channel.policy import AtLeast, Every, Newest, Pinned
-from weightcast.channel.route import Edge, cheapest_route, reachable, route_bytes, squashes_due
+from weightcast.channel.route import cheapest_route, reachable, route_bytes, squashes_due
 from weightcast.errors import UsageError
 
 
@@ -21,7 +22,8 @@ def graphs(draw: st.DrawFn) -> list[Edge]:
     for i in range(draw(st.integers(0, 30))):
         result = draw(st.integers(0, 12))
         base = draw(st.one_of(st.none(), st.integers(0, result - 1))) if result else None
-        edges.append(Edge(base, result, draw(st.integers(0, 50)), f"object-{i}"))
+        kind: EdgeKind = "anchor" if base is None else "squash"
+        edges.append(Edge(kind, base, result, draw(st.integers(0, 50)), f"object-{i}"))
     return edges
 
 
@@ -74,21 +76,21 @@ def test_who_is_there_goes_nowhere() -> None:
 
 
 def test_of_equal_bytes_the_fewest_objects() -> None:
-    edges = [Edge(0, 1, 5, "a"), Edge(1, 2, 5, "b"), Edge(0, 2, 10, "both")]
+    edges = [Edge("delta", 0, 1, 5, "a"), Edge("delta", 1, 2, 5, "b"), Edge("squash", 0, 2, 10, "both")]
     route = cheapest_route(edges, 0, 2)
     assert route is not None
     assert [edge.key for edge in route] == ["both"]
 
 
 def test_an_anchor_is_taken_where_it_is_cheaper_than_going_on() -> None:
-    edges = [Edge(0, 1, 100, "delta"), Edge(None, 1, 99, "anchor")]
+    edges = [Edge("delta", 0, 1, 100, "delta"), Edge("anchor", None, 1, 99, "anchor")]
     route = cheapest_route(edges, 0, 1)
     assert route is not None
     assert [edge.key for edge in route] == ["anchor"]
 
 
 def test_a_hundred_thousand_versions_are_planned_in_a_moment() -> None:
-    edges = [Edge(None, 0, 10**9, "anchor"), *(Edge(v, v + 1, 10, f"{v}") for v in range(100_000))]
+    edges = [Edge("anchor", None, 0, 10**9, "anchor"), *(Edge("delta", v, v + 1, 10, f"{v}") for v in range(100_000))]
     route = cheapest_route(edges, None, 100_000)
     assert route is not None
     assert len(route) == 100_001
@@ -110,8 +112,8 @@ def test_a_wide_squash_comes_after_the_narrow_ones_it_is_made_from() -> None:
 @given(st.integers(1, 3000))
 def test_with_all_squashes_any_head_is_few_objects_away(head: int) -> None:
     levels = (8, 64, 512)
-    edges = [Edge(v, v + 1, 1, f"{v}") for v in range(head)]
-    edges += [Edge(a, b, 0, f"{a}-{b}") for a, b in squashes_due(0, head, set(), levels)]
+    edges = [Edge("delta", v, v + 1, 1, f"{v}") for v in range(head)]
+    edges += [Edge("squash", a, b, 0, f"{a}-{b}") for a, b in squashes_due(0, head, set(), levels)]
     route = cheapest_route(edges, 0, head)
     assert route is not None
     assert len(route) <= head // 512 + 7 + 7 + 7

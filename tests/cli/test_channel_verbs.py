@@ -35,17 +35,19 @@ from weightcast.channel.keys import Position
 from weightcast.channel.notes import beat
 from weightcast.channel.records import Heartbeat
 from weightcast.cli import app
-from weightcast.cli.command import Arrival
 from weightcast.cli.console import EXIT_CODES, EXIT_CODES_HELP
 from weightcast.cli.gc import seconds
 from weightcast.cli.heat import heat_of, place_of
-from weightcast.cli.pull import SHORT, _follow, _Timed
+from weightcast.cli.pull import SHORT, _follow
 from weightcast.cli.wording import ratio, size, span
 from weightcast.errors import AccessError, ChannelError, ConflictError, SpaceError, StoreError, UsageError
-from weightcast.follow.subscriber import Trouble
+from weightcast.follow.loop import OnError
+from weightcast.follow.subscriber import Subscriber
+from weightcast.follow.update import Update
 from weightcast.format.tensors import TensorSpec
 from weightcast.store import open_store
 from weightcast.store.base import Store
+from weightcast.store.memory import MemoryStore
 
 USAGE, FOUND, FORMAT, CHECKPOINT, STORE, ACCESS, CHANNEL, CONFLICT = 2, 3, 4, 5, 7, 8, 9, 10
 VERBS = ("init", "publish", "pull", "log", "show", "status", "plan", "verify", "squash", "gc", "pin", "unpin", "reset")
@@ -343,21 +345,18 @@ def test_follow_survives_an_outage_with_one_warning(world: World, tmp_path: Path
 
 
 def test_an_outage_is_told_once_and_the_next_one_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Shaky(_Timed):
-        def __init__(self) -> None:
-            pass
-
-        def rounds(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position | None]:
-            assert trouble is not None
+    class Shaky(Subscriber):
+        def rounds(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[Update | None]:
+            assert on_error is not None
             for version in (1, 2):
                 for problem in ("no answer", "no answer", "no way", "no answer"):
-                    trouble(StoreError(problem, url="s3://bucket"))
-                yield Position(version, "0" * 64)
+                    on_error(StoreError(problem, url="s3://bucket"))
+                yield Update(Position(version, "0" * 64), None, 5, {"fetch": 0.1})
 
-        def arrival(self, position: Position) -> Arrival:
-            return Arrival(position, None, 5, 0.1, None)
-
-    _follow(Shaky(), tmp_path, 1.0, None, as_json=True)
+    store, weights = MemoryStore("x"), model()
+    wc.init(store, weights)
+    with Shaky(store, weights) as subscriber:
+        _follow(subscriber, tmp_path, 1.0, None, as_json=True)
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     told = [event.get("version") or event["problem"] for event in events]
     assert told == ["no answer", "no way", 1, "no answer", "no way", 2]

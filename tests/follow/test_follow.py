@@ -80,8 +80,8 @@ def test_a_follower_survives_a_day_without_the_bucket(world: World) -> None:
         assert next(rounds) is None
         publish_next(world)
         store.reading[""] = UnreachableError("no answer", url=store.url)
-        reached = next(position for position in rounds if position is not None)
-    assert reached.version == 5
+        reached = next(update for update in rounds if update is not None)
+    assert reached.position.version == 5
     assert same_bits(held, world.states[5])
     assert len(waits) > 1024
     assert max(after - before for before, after in pairwise(waits)) <= 60 * 1.2
@@ -287,7 +287,7 @@ def test_a_follower_survives_what_the_local_disk_does(
             told.append(error)
             failing[0] = len(told) < 3
 
-        assert next(subscriber.follow(1.0, trouble)).version == 4
+        assert next(subscriber.follow(1.0, trouble)).position.version == 4
     assert len(told) == 3
     assert all(isinstance(error, CheckpointError) and error.hint and "/log/" in str(error.file) for error in told)
     world.check_mirror([4])
@@ -343,7 +343,7 @@ def test_what_waited_for_a_reader_is_installed_once_it_has_finished(
             assert next(rounds) is None
         reached = next(rounds)
         assert reached is not None
-        assert reached.version == 4
+        assert reached.position.version == 4
     anchored.check_mirror([4])
 
 

@@ -8,7 +8,8 @@ import pytest
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.route import Edge, cheapest_route, route_bytes
+from weightcast.channel.edge import Edge
+from weightcast.channel.route import cheapest_route, route_bytes
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import catchup

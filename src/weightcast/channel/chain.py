@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from weightcast.channel.edge import Edge, edge_from_key, edge_of, leads_to_commit
 from weightcast.channel.keys import (
     ANCHORS,
     CHANNEL,
@@ -31,9 +32,7 @@ from weightcast.channel.keys import (
     is_plain_file,
     manifest_key,
     read_anchor_key,
-    read_delta_key,
     read_manifest_key,
-    read_squash_key,
     squash_key,
 )
 from weightcast.channel.records import (
@@ -53,7 +52,6 @@ from weightcast.channel.records import (
     manifest_to_json,
     readable,
 )
-from weightcast.channel.route import Edge
 from weightcast.disk.companions import is_wanted
 from weightcast.disk.durable import Report, silent
 from weightcast.errors import (
@@ -221,16 +219,15 @@ class Chain:
         return self._agreed([edge for edge in anchors if first <= edge.result <= goal] + squashes + deltas)
 
     def _agreed(self, edges: list[Edge]) -> list[Edge]:
-        """Those that lead to what was committed. A writer that was outrun leaves a delta or an anchor of other weights;
-        where the names of a version's objects disagree, its manifest tells which are good.
-        """
+        """The edges that lead to what was committed. A manifest is read only where the keys of a version disagree."""
         digests: dict[int, set[str]] = {}
         for edge in edges:
             digests.setdefault(edge.result, set()).add(edge.digest)
+        manifests: dict[int, Manifest] = {}
         for version in (version for version, found in digests.items() if len(found) > 1):
             with suppress(MissingError, FormatError, AccessError):
-                digests[version] = {self.manifest(version).position.digest[:16]}
-        return [edge for edge in edges if edge.digest in digests[edge.result]]
+                manifests[version] = self.manifest(version)
+        return [edge for edge in edges if edge.result not in manifests or leads_to_commit(edge, manifests[edge.result])]
 
     def _unlisted(self, versions: range) -> Iterator[Edge]:
         """Deltas that are committed though a listing did not show them."""
@@ -246,10 +243,10 @@ class Chain:
 
     def references(self) -> list[Anchor]:
         """Anchors that are checkpoints somewhere else."""
-        return [self.anchor(edge.key) for edge in self.reference_edges()]
+        return [self.anchor(edge.record) for edge in self.reference_edges()]
 
     def reference_edges(self) -> list[Edge]:
-        """The same as ways, for whoever can get them: their keys are those of their records."""
+        """The same as edges, for readers that can fetch them."""
         return self._anchors()[1]
 
     def _anchors(self) -> tuple[list[Edge], list[Edge]]:
@@ -262,23 +259,32 @@ class Chain:
                 records.append(place)
             elif place is not None and place.name != CHANNEL_COPY:
                 sizes[place.folder] = sizes.get(place.folder, 0) + listed.size
-        held = [Edge(None, at.version, sizes[at.folder], at.folder, at.digest) for at in records if at.folder in sizes]
-        named, nbytes = [at for at in records if at.folder not in sizes], self.channel.table.nbytes
-        return held, [Edge(None, at.version, nbytes, at.folder + RECORD, at.digest) for at in named]
+        nbytes = self.channel.table.nbytes
+        anchors = [
+            Edge("anchor", None, at.version, sizes[at.folder], at.folder, at.digest)
+            for at in records
+            if at.folder in sizes
+        ]
+        references = [
+            Edge("reference", None, at.version, nbytes, at.folder, at.digest)
+            for at in records
+            if at.folder not in sizes
+        ]
+        return anchors, references
 
     def delta_edges(self, first: int, goal: int) -> Iterator[Edge]:
         for listed in self.store.list(DELTAS, f"{DELTAS}{first:012d}~"):
-            found = read_delta_key(listed.key)
-            if found and found[0] > goal:
+            edge = edge_from_key(listed.key, listed.size)
+            if edge and edge.result > goal:
                 return
-            if found:
-                yield Edge(found[0] - 1, found[0], listed.size, listed.key, found[1])
+            if edge:
+                yield edge
 
     def squash_edges(self, first: int) -> Iterator[Edge]:
         for listed in self.store.list(SQUASHES, f"{SQUASHES}{first:012d}"):
-            found = read_squash_key(listed.key)
-            if found:
-                yield Edge(found[0], found[1], listed.size, listed.key, found[2])
+            edge = edge_from_key(listed.key, listed.size)
+            if edge:
+                yield edge
 
     def anchor(self, key: str, manifest: Manifest | None = None) -> Anchor:
         """The record of an anchor, by its key; the very one that ``manifest`` commits, if that is an anchor's."""
@@ -318,7 +324,7 @@ class Chain:
         sha256, size = summary(data)
         key = squash_key(base, position, sha256)
         self.store.put(key, data)
-        return Edge(base, position.version, size, key, position.digest[:16])
+        return Edge("squash", base, position.version, size, key, position.digest[:16])
 
     def put_anchor(
         self,
@@ -461,12 +467,6 @@ class Chain:
 
 _DAMAGED = "If it is damaged for good, delete that object: the version before it is the head again."
 _LIST_THEM = "`weightcast log URL` lists those there are."
-
-
-def edge_of(manifest: Manifest) -> Edge:
-    """The delta that a manifest commits, as a way."""
-    version = manifest.position.version
-    return Edge(version - 1, version, manifest.object.size, manifest.object.key, manifest.position.digest[:16])
 
 
 def read_record(store: Store, key: str) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weightcast.channel.keys import DELTAS
-from weightcast.channel.route import Edge, cheapest_route, reachable
+from weightcast.channel.edge import Edge
+from weightcast.channel.route import cheapest_route, reachable
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,6 @@ class Inventory:
     pins: frozenset[int]
     replicas: tuple[tuple[int, float], ...]
     """Version of each replica, and how long ago it said so."""
-    references: frozenset[str] = frozenset()
-    """Keys of anchors that are checkpoints elsewhere: not everyone can begin there."""
     spent: tuple[Kept, ...] = ()
     """Deltas whose manifest is gone: ways no more, though somebody who read it just before may still fetch one."""
 
@@ -75,7 +73,7 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     edges = [kept.edge for kept in inventory.edges]
     needed = {edge.key for edge in edges if edge.base is not None and edge.base >= oldest}
     versions = {version for version in inventory.manifests if version >= oldest}
-    held = [edge for edge in edges if edge.key not in inventory.references]
+    held = [edge for edge in edges if edge.kind != "reference"]  # not everyone can begin at a checkpoint elsewhere
     anchors = [edge for edge in held if edge.base is None] or [edge for edge in edges if edge.base is None]
     newest_anchor = max((edge.result for edge in anchors), default=0)
     needed |= {edge.key for edge in anchors if edge.result == newest_anchor}
@@ -101,7 +99,7 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     )
     # A manifest whose object stays may go, an object whose manifest stays may not.
     stays = inventory.manifests.keys() - set(manifests)
-    begun = {edge.result for edge in edges} - {edge.result for edge in edges if edge.key.startswith(DELTAS)}
+    begun = {edge.result for edge in edges} - {edge.result for edge in edges if edge.kind == "delta"}
     gone = tuple(
         kept.edge
         for kept in (*inventory.edges, *inventory.spent)
@@ -115,7 +113,7 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
 
 def _is_object_of_version(edge: Edge, begun: set[int]) -> bool:
     """Whether a manifest may name it: a delta, or an anchor of a version that ``begun`` with one."""
-    return edge.key.startswith(DELTAS) or (edge.base is None and edge.result in begun)
+    return edge.kind == "delta" or (edge.base is None and edge.result in begun)
 
 
 def _old(inventory: Inventory, policy: Retention) -> tuple[str, ...]:

@@ -5,24 +5,11 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+
+from weightcast.channel.edge import Edge
 
 LEVELS = (8, 64, 512, 4096, 32768)
 """How many versions a squash spans: a replica far behind takes a few of the widest, then of each narrower kind."""
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A way from one version to another: a delta, a squash, or, without a base, an anchor."""
-
-    base: int | None
-    result: int
-    nbytes: int
-    key: str
-    """Of the object, or the folder of an anchor."""
-    digest: str = ""
-    """The first digits of the result's digest, from the name."""
-
 
 Route = tuple[Edge, ...]
 

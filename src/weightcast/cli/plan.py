@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import DELTAS
+from weightcast.channel.edge import Edge
 from weightcast.channel.records import Manifest
-from weightcast.channel.route import Edge, Route, cheapest_route, route_bytes
+from weightcast.channel.route import Route, cheapest_route, route_bytes
 from weightcast.cli.console import AsJson, Threads, Url, commit_of, head_of, open_chain, say, tell, working
 from weightcast.cli.held import held
 from weightcast.cli.wording import ratio, size
@@ -75,7 +75,7 @@ def choose(edges: list[Edge], start: int | None, goal: int) -> Choice | None:
     route = cheapest_route(edges, start, goal)
     if route is None:
         return None
-    deltas = [edge for edge in edges if edge.key.startswith(DELTAS)]
+    deltas = [edge for edge in edges if edge.kind == "delta"]
     anchors = sorted((edge for edge in edges if edge.base is None), key=lambda edge: edge.result)
     oldest = anchors[:1] if start is None else []
     return Choice(
@@ -95,15 +95,9 @@ def _version_of(folder: Path, chain: Chain, head: Manifest, workers: Workers, re
     return version
 
 
-def kind_of(edge: Edge) -> str:
-    if edge.base is None:
-        return "anchor"
-    return "delta" if edge.key.startswith(DELTAS) else "squash"
-
-
 def _fields(choice: Choice, at: int | None, goal: int, full: int) -> dict[str, Any]:
     steps = [
-        {"kind": kind_of(edge), "base": edge.base, "result": edge.result, "bytes": edge.nbytes, "key": edge.key}
+        {"kind": edge.kind, "base": edge.base, "result": edge.result, "bytes": edge.nbytes, "key": edge.key}
         for edge in choice.route
     ]
     compared = {"replay": choice.replay, "anchor_and_replay": choice.anew}
@@ -124,7 +118,7 @@ def _print(choice: Choice, at: int | None, goal: int, full: int) -> None:
         steps.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
     for edge in choice.route:
         base = "nothing" if edge.base is None else str(edge.base)
-        steps.add_row(kind_of(edge), base, "→", str(edge.result), size(edge.nbytes))
+        steps.add_row(edge.kind, base, "→", str(edge.result), size(edge.nbytes))
     say(steps)
     say("")
     say(_totals(choice, at, full))

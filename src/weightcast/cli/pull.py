@@ -11,12 +11,11 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
-from weightcast.channel.policy import Newest, Pinned, Policy
+from weightcast.channel.policy import Newest, Pinned
 from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import Threads, Url, commit_of, fields_of, head_of, open_chain, say, tell, warn, working
 from weightcast.cli.wording import size, span
 from weightcast.disk.checkpoint import MIRROR
-from weightcast.disk.durable import Report
 from weightcast.errors import (
     ChannelError,
     FormatError,
@@ -27,9 +26,10 @@ from weightcast.errors import (
     WeightcastError,
 )
 from weightcast.follow.heartbeat import error_text
-from weightcast.follow.holder import Staged
+from weightcast.follow.loop import OnError
 from weightcast.follow.mirror import POSITION, Mirror
-from weightcast.follow.subscriber import Subscriber, Trouble, default_replica
+from weightcast.follow.subscriber import Subscriber, default_replica
+from weightcast.follow.update import Update
 
 _FATAL = (UsageError, VersionError)
 """What does not pass by itself, nor is mended elsewhere while a follower goes on with what it has."""
@@ -79,7 +79,9 @@ def pull(
             head_of(chain)
         policy = Newest() if version is None else Pinned(version)
         name = replica or (default_replica(folder) if follow else None)
-        with closing(_Timed(chain, folder, policy, name, workers.threads, report)) as subscriber:
+        with closing(
+            Subscriber(chain.store, folder, policy, replica=name, threads=workers.threads, report=report)
+        ) as subscriber:
             run = Command(command, folder, as_json) if command is not None else None
             if not follow:
                 raise typer.Exit(_pull(subscriber, folder, run, as_json))
@@ -90,47 +92,31 @@ def pull(
         _leave(subscriber.chain, folder, as_json)
 
 
-class _Timed(Subscriber):
-    """Remembers how long the last version took, and what was fetched for it."""
-
-    def __init__(self, chain: Chain, folder: Path, policy: Policy, replica: str | None, threads: int, report: Report):
-        self._began = time.monotonic()
-        self._fetched = 0
-        super().__init__(chain.store, folder, policy, replica=replica, threads=threads, report=report)
-
-    def poll(self) -> Staged | None:
-        self._began = time.monotonic()
-        return super().poll()
-
-    def apply(self, staged: Staged) -> Position:
-        self._fetched = staged.nbytes
-        return super().apply(staged)
-
-    def arrival(self, position: Position) -> Arrival:
-        seconds, now = time.monotonic() - self._began, time.time()
-        try:
-            commit = self.chain.manifest(position.version)
-        except (StoreError, FormatError, ChannelError):  # it was taken; what its commit says is for people
-            return Arrival(position, None, self._fetched, seconds, None)
-        return Arrival(position, commit.step, self._fetched, seconds, max(0.0, now - commit.time))
+def _arrival(chain: Chain, position: Position, nbytes: int = 0, seconds: float = 0.0) -> Arrival:
+    """What is said of a version that was taken; its commit is only for people, and not waited for."""
+    now = time.time()
+    try:
+        commit = chain.manifest(position.version)
+    except (StoreError, FormatError, ChannelError):
+        return Arrival(position, None, nbytes, seconds, None)
+    return Arrival(position, commit.step, nbytes, seconds, max(0.0, now - commit.time))
 
 
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-def _pull(subscriber: _Timed, folder: Path, command: Command | None, as_json: bool) -> int:
+def _pull(subscriber: Subscriber, folder: Path, command: Command | None, as_json: bool) -> int:
     """Pull, fold, and run the command if it has not succeeded for this version; its exit code, or 0, or `SHORT`."""
-    staged, reason = _poll(subscriber)
-    if staged is not None:
-        subscriber.apply(staged)
+    began = time.monotonic()
+    update, reason = _sync(subscriber)
     _fold(subscriber, folder)
     position = subscriber.position
     assert position is not None
-    arrival = subscriber.arrival(position)
+    arrival = _arrival(subscriber.chain, position, update.nbytes if update else 0, time.monotonic() - began)
     if as_json:
         short = None if reason is None else fields_of(reason)
-        tell({"folder": str(folder), "new": staged is not None, **_fields(arrival), "short": short})
-    elif staged is not None:
+        tell({"folder": str(folder), "new": update is not None, **_fields(arrival), "short": short})
+    elif update is not None:
         say(_line(arrival, "age"))
     elif reason is None:
         say(f"version {position.version} is there already")
@@ -139,15 +125,15 @@ def _pull(subscriber: _Timed, folder: Path, command: Command | None, as_json: bo
     return _run_once(subscriber, command, arrival) or (SHORT if reason is not None else 0)
 
 
-def _poll(subscriber: Subscriber) -> tuple[Staged | None, WeightcastError | None]:
-    """What was staged, and why it is not, or would not be, the newest version, if so."""
+def _sync(subscriber: Subscriber) -> tuple[Update | None, WeightcastError | None]:
+    """The update, and why the folder is not at the newest version, if so."""
     try:
-        staged = subscriber.poll()
+        update = subscriber.sync()
     except NoRouteError as error:
         if subscriber.position is None or isinstance(subscriber.policy, Pinned):
             raise
         return None, error
-    return staged, staged.reason if staged else None
+    return update, update.short if update else None
 
 
 def _run_once(subscriber: Subscriber, command: Command | None, arrival: Arrival) -> int:
@@ -162,7 +148,7 @@ def _run_once(subscriber: Subscriber, command: Command | None, arrival: Arrival)
 # -- for ever ----------------------------------------------------------------------------------------------------------
 
 
-def _follow(subscriber: _Timed, folder: Path, every: float, command: Command | None, as_json: bool) -> None:
+def _follow(subscriber: Subscriber, folder: Path, every: float, command: Command | None, as_json: bool) -> None:
     told: set[str] = set()
 
     def trouble(error: WeightcastError) -> None:
@@ -173,10 +159,10 @@ def _follow(subscriber: _Timed, folder: Path, every: float, command: Command | N
             tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
         told.add(str(error))
 
-    for position in subscriber.rounds(every, trouble):
-        if position is not None:
+    for update in subscriber.rounds(every, trouble):
+        if update is not None:
             told.clear()
-            arrival = subscriber.arrival(position)
+            arrival = _arrival(subscriber.chain, update.position, update.nbytes, update.total_seconds)
             if as_json:
                 tell({"event": "version", "time": round(time.time(), 3), **_fields(arrival)})
             else:
@@ -185,17 +171,17 @@ def _follow(subscriber: _Timed, folder: Path, every: float, command: Command | N
             _run_if_due(subscriber, folder, command, trouble)
 
 
-def _run_if_due(subscriber: _Timed, folder: Path, command: Command, trouble: Trouble) -> None:
+def _run_if_due(subscriber: Subscriber, folder: Path, command: Command, on_error: OnError) -> None:
     """Run the command for the version that is held, unless it has succeeded for it, or failed a moment ago."""
     held, channel = subscriber.position, subscriber.chain.channel.id
     if held is None or not command.is_due(channel, held):
         return
     try:
         _fold(subscriber, folder)
-        command.run(channel, subscriber.arrival(held), event=True)
+        command.run(channel, _arrival(subscriber.chain, held), event=True)
     except WeightcastError as error:
         command.failed(held, error_text(error))
-        trouble(error)
+        on_error(error)
     _report(subscriber, command)
 
 

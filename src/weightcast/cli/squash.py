@@ -69,8 +69,6 @@ def _cut_anchor(chain: Chain, scratch: Path, workers: Workers, report: Report) -
     if any(edge.result == head for edge in chain.anchor_edges()):
         return head
     with Subscriber(chain.store, scratch / "head", threads=workers.threads, report=report) as subscriber:
-        staged = subscriber.poll()
-        if staged is not None:
-            subscriber.apply(staged)
+        subscriber.sync()
         assert isinstance(subscriber.holder, Mirror)
         return cut_anchor(chain, subscriber.holder, report).version

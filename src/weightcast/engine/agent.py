@@ -48,8 +48,9 @@ from weightcast.engine.meeting import (
 from weightcast.errors import EngineError, StoreError, WeightcastError
 from weightcast.follow.heartbeat import BEAT_EVERY, Pulse, error_text
 from weightcast.follow.holder import Staged
+from weightcast.follow.loop import OnError
 from weightcast.follow.mirror import INSTANCE, Mirror
-from weightcast.follow.subscriber import NEWEST, Subscriber, Trouble
+from weightcast.follow.subscriber import NEWEST, Subscriber
 from weightcast.format.digest import Fingerprint
 from weightcast.format.tensors import TensorTable
 from weightcast.store.backoff import CLOCK, Backoff, Clock
@@ -426,7 +427,7 @@ class Agent:
 
     # -- follow ------------------------------------------------------------------------------------------------------
 
-    def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Update]:
+    def follow(self, every: float = 1.0, trouble: OnError | None = None) -> Iterator[Update]:
         """Go on until `stop`, giving out each update. An error ends it, unless ``trouble`` is told.
 
         ``trouble`` is also told if the newest version cannot be reached, and the engine follows the newest that can.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weightcast.channel.route import Edge
+from weightcast.channel.edge import Edge
 from weightcast.errors import AccessError, MissingError, WeightcastError
 from weightcast.store.backoff import CLOCK, Backoff, Clock
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import DELTAS, RECORD, Position, read_squash_key
+from weightcast.channel.edge import Edge, leads_to_commit, squash_object
+from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef, Reference
 from weightcast.channel.reference import bring
-from weightcast.channel.route import Edge, Route, route_bytes
+from weightcast.channel.route import Route, route_bytes
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.companions import WEIGHTS, remove_code_references
 from weightcast.disk.durable import Report, discard, require_space, silent
@@ -217,11 +218,7 @@ def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progre
         manifest = _manifest_of(chain, edge, goal)
         if edge.base is None:
             return _fetch_anchor(chain, path, edge, manifest, progress)
-        squash = read_squash_key(edge.key)
-        if squash is not None:
-            ref, base = ObjectRef(edge.key, edge.nbytes, squash[3]), None
-        else:
-            ref, base = _delta_of(manifest, edge)
+        ref, base = (squash_object(edge), None) if edge.kind == "squash" else _delta_of(manifest, edge)
         _fetch_object(chain, ref, path, progress, durable=False)
         return _Arrived(edge, path, manifest.position if manifest else None, base)
     except (FormatError, MissingError, AccessError, ChannelError, CheckpointError, UsageError) as error:
@@ -234,10 +231,10 @@ def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progre
 
 
 def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:
-    """The commit of the version that an edge leads to; None where it is not needed to go that way."""
+    """The commit of the version that an edge leads to; None where the edge can be used without it."""
     if edge.result == goal.position.version:
         manifest = goal
-    elif edge.key.startswith(DELTAS):
+    elif edge.kind == "delta":
         manifest = chain.manifest(edge.result)
     elif edge.base is None:
         try:
@@ -245,25 +242,25 @@ def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:
         except (MissingError, FormatError):
             return None
     else:
-        return None  # a request saved for each squash of a route: names and digests prove it as well
-    if not manifest.position.digest.startswith(edge.digest):
-        raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
+        return None  # saves a request for each squash of a route: keys and digests verify it as well
+    if not leads_to_commit(edge, manifest):
+        raise FormatError(f"this is not what was committed as version {edge.result}", file=edge.key)
     return manifest
 
 
 def _delta_of(manifest: Manifest | None, edge: Edge) -> tuple[ObjectRef, str]:
-    """What a manifest says of its delta, and the digest that it begins from."""
-    if manifest is None or manifest.base is None or manifest.object.key != edge.key:
-        raise FormatError("another object than this was committed", file=edge.key)
+    """The object of a delta and the digest that it begins from, by its manifest."""
+    assert manifest is not None, "the manifest of a delta is always read"
+    assert manifest.base is not None, "a manifest that names a delta has a base"
     if manifest.object.size != edge.nbytes:
         raise FormatError(f"the manifest says {manifest.object.size} bytes, not {edge.nbytes}", file=edge.key)
     return manifest.object, manifest.base.digest
 
 
 def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | None, progress: _Progress) -> _Arrived:
-    anchor = chain.anchor(edge.key if edge.key.endswith(RECORD) else edge.key + RECORD, manifest)
+    anchor = chain.anchor(edge.record, manifest)
     if manifest is not None and manifest.position != anchor.position:
-        raise FormatError(f"version {edge.result} was committed with other weights than these", file=edge.key)
+        raise FormatError(f"this is not what was committed as version {edge.result}", file=edge.key)
     folder.mkdir(exist_ok=True)
     if anchor.reference is not None:
         return _fetch_reference(chain, edge, folder, anchor.position, anchor.reference, progress)

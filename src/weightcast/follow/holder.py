@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -49,6 +49,8 @@ class Staged:
     """The version that was wanted, if no intact route leads there and this is the newest before it."""
     reason: WeightcastError | None = None
     """Why ``short_of`` cannot be reached."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Spent on it, by phase; see `Update`."""
 
     @property
     def is_there(self) -> bool:

@@ -8,13 +8,14 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from weightcast.channel.chain import Chain, edge_of
+from weightcast.channel.chain import Chain
+from weightcast.channel.edge import edge_of
 from weightcast.channel.keys import Position
 from weightcast.channel.policy import Newest, Policy, accepts
 from weightcast.channel.records import Channel, Manifest
@@ -37,12 +38,14 @@ from weightcast.follow.avoid import Avoided
 from weightcast.follow.fetch import BadEdgeError, forget_downloads, stage_route
 from weightcast.follow.heartbeat import BEAT_EVERY, BEAT_MOST, Pulse, error_text
 from weightcast.follow.holder import Holder, MemoryHolder, Staged, position_of
+from weightcast.follow.loop import OnError, rounds
 from weightcast.follow.mirror import INSTANCE, Mirror
+from weightcast.follow.update import Phases, Update
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.tensors import Target, refuse_no_weights
 from weightcast.format.workers import Workers
 from weightcast.store import open_store
-from weightcast.store.backoff import CLOCK, Backoff, Clock
+from weightcast.store.backoff import CLOCK, Clock
 from weightcast.store.base import Store
 
 _LOOK_FURTHER = 32
@@ -59,13 +62,12 @@ _log = logging.getLogger("weightcast")
 
 NEWEST = Newest()
 
-Trouble = Callable[[WeightcastError], None]
-
 
 class Subscriber:
     """Keeps weights at a channel's versions: arrays in memory, or a mirror in a folder.
 
-    `poll` does all the work and touches nothing; `apply` only writes what was staged. `follow` does both for ever.
+    `poll` does all the work and changes nothing; `apply` only writes what was staged. `sync` does both once, `follow`
+    until it is stopped.
     """
 
     def __init__(
@@ -101,6 +103,9 @@ class Subscriber:
         self._stopped = threading.Event()
         self._idle = _LOOK_FURTHER
         self._taken = clock.now()
+        self._unapplied: Staged | None = None
+        """Staged by `sync`, and still to be applied once those who read the mirror's files are done."""
+        self._phases = Phases(clock)
         try:
             note = Path(holds) / MIRROR / INSTANCE if isinstance(holds, (str, Path)) else None
             self._pulse = Pulse(replica, note, clock) if replica else None
@@ -124,7 +129,7 @@ class Subscriber:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._policy, self._idle = policy, _LOOK_FURTHER
+        self._policy, self._idle, self._unapplied = policy, _LOOK_FURTHER, None
 
     @property
     def chain(self) -> Chain:
@@ -148,10 +153,12 @@ class Subscriber:
         leads to the version that is wanted, the newest before it that the policy accepts is staged instead, and
         `Staged.short_of` says so; `NoRouteError` if there is none.
         """
+        self._unapplied, self._phases = None, Phases(self._clock)
         with disk_errors(self._holder.workshop):
-            goal = self._goal()
+            with self._phases.phase("find"):
+                goal = self._goal()
             if goal is not None:
-                return self._reach(goal)
+                return replace(self._reach(goal), seconds=self._phases.seconds)
             if self._folds and self._clock.now() - self._taken >= _FOLD_IDLE:
                 self._holder.fold(wait=False)
         self._beat()
@@ -274,10 +281,11 @@ class Subscriber:
 
     def _stage(self, goal: Manifest) -> Staged:
         quick = self._next_step(goal)
-        route = quick or self._route(goal.position.version)
+        route = quick or self._find_route(goal)
         while True:
             try:
-                staged = stage_route(self._chain, self._holder, route, goal, self._workers, self._report)
+                with self._phases.phase("fetch"):
+                    staged = stage_route(self._chain, self._holder, route, goal, self._workers, self._report)
             except SpaceError:
                 if route is not quick:
                     raise  # else its size is but the word of a manifest: see what the bucket says
@@ -287,7 +295,11 @@ class Subscriber:
             else:
                 self._avoided.succeeded(route)
                 return staged
-            route = self._route(goal.position.version)
+            route = self._find_route(goal)
+
+    def _find_route(self, goal: Manifest) -> Route:
+        with self._phases.phase("find"):
+            return self._route(goal.position.version)
 
     def _check_ourselves(self, error: WeightcastError) -> None:
         """A patch that does not fit may mean that our own weights are not what we think; looked at once per poll."""
@@ -400,39 +412,43 @@ class Subscriber:
         """
         return self._holder.fold(wait)
 
-    def follow(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position]:
-        """Poll and apply until `stop`, giving out each position reached.
+    def sync(self) -> Update | None:
+        """Poll and apply: one update, or None if there is nothing to do.
 
-        An error ends it, unless ``trouble`` is given: that is told, and the weights stay as they are until it is over.
+        `BusyError` if others read a mirror's files for too long; the next call applies what was staged for this one.
         """
-        for position in self.rounds(every, trouble):
-            if position is not None:
-                yield position
+        staged = self._unapplied or self.poll()
+        if staged is None:
+            return None
+        self._unapplied = None
+        phases = Phases(self._clock, dict(staged.seconds))
+        try:
+            with phases.phase("apply"):
+                position = self.apply(staged)
+        except BusyError:
+            self._unapplied = staged
+            raise
+        return Update(position, staged.start, staged.nbytes, phases.seconds, staged.reason)
 
-    def rounds(self, every: float = 1.0, trouble: Trouble | None = None) -> Iterator[Position | None]:
-        """As `follow`, but give out None, too, after each round that reached nothing new, before the wait behind it."""
-        backoff = Backoff(every)
-        staged: Staged | None = None
-        while not self._stopped.is_set():
-            position = None
-            try:
-                staged = staged or self.poll()
-                position = self.apply(staged) if staged else None
-                staged = None
-                backoff.succeeded()
-                pause = backoff.idle()
-            except WeightcastError as error:
-                if trouble is None:
-                    raise
-                trouble(error)
-                if not isinstance(error, BusyError):
-                    staged = None  # else it is as good as before, and only waits for a reader to finish
-                if not isinstance(error, StoreError):  # whom should we tell?
-                    self._beat(error)
-                pause = backoff.failed()
-            yield position
-            if position is None:
-                self._clock.wait(self._stopped, pause)
+    def follow(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[Update]:
+        """Sync until `stop`, yielding each update.
+
+        An error ends it, unless ``on_error`` is given: that is called with the error, and the weights stay as they are
+        until a later round succeeds.
+        """
+        return (update for update in self.rounds(every, on_error) if update is not None)
+
+    def rounds(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[Update | None]:
+        """As `follow`, but also yield None after each round without an update, before the pause that follows."""
+
+        def failed(error: WeightcastError) -> None:
+            assert on_error is not None
+            on_error(error)
+            if not isinstance(error, StoreError):  # else a heartbeat would not get through either
+                self._beat(error)
+
+        handler = None if on_error is None else failed
+        return rounds(self.sync, every=every, stopped=self._stopped, on_error=handler, clock=self._clock)
 
     def stop(self) -> None:
         """End `follow`, from any thread."""

@@ -311,9 +311,7 @@ def _held_by(store: Store, received: Streamed, head: Manifest | None) -> Weights
         raise UsageError(problem, tensor=names[0], hint="Complete it: `weightcast init` with the checkpoint, again.")
     held = Copies(table, {spec.name: np.zeros(spec.elements, spec.kind.word) for spec in table})
     with Subscriber(store, held, Pinned(head.position.version)) as subscriber:
-        staged = subscriber.poll()
-        if staged is not None:
-            subscriber.apply(staged)
+        subscriber.sync()
     return held
 
 

@@ -110,11 +110,9 @@ def _publish_anchor(
 
 
 def _catch_up(subscriber: Subscriber) -> Position:
-    staged = subscriber.poll()
-    if staged is not None and staged.reason is not None:
-        raise staged.reason  # what is published must follow the head, and the mirror cannot get there
-    if staged is not None:
-        subscriber.apply(staged)
+    update = subscriber.sync()
+    if update is not None and update.short is not None:
+        raise update.short  # the next version must follow the head, and the mirror cannot reach it
     if subscriber.position is None:
         raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
     return subscriber.position

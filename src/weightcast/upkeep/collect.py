@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.edge import Edge, edge_from_key, leads_to_commit
 from weightcast.channel.keys import (
     ANCHORS,
     CHANNEL,
@@ -32,14 +33,11 @@ from weightcast.channel.keys import (
     AnchorFile,
     manifest_key,
     read_anchor_key,
-    read_delta_key,
     read_manifest_key,
-    read_squash_key,
 )
 from weightcast.channel.notes import heartbeats, pins, write_index
 from weightcast.channel.records import Manifest
 from weightcast.channel.retention import Garbage, Inventory, Kept, Retention, collectable
-from weightcast.channel.route import Edge
 from weightcast.errors import AccessError, ChannelError, FormatError, MissingError, UnsupportedError
 from weightcast.format.safetensors import parse_json
 from weightcast.store.base import Listed, Store, debris, delete_all, discard_debris
@@ -80,15 +78,14 @@ def take_stock(chain: Chain, now: float) -> Stock:
     committed, problems = _committed(chain, ages)
     stock = Stock(head.position.version, ages, committed, problems)
     for listed in (*chain.store.list(DELTAS), *chain.store.list(SQUASHES)):
-        edge = _edge(listed)
+        edge = edge_from_key(listed.key, listed.size)
         if edge is not None:
             stock.sort(edge, {listed.key: listed.size}, now - listed.modified)
     for edge, sizes, age in _anchors(chain, now):
-        problem = _problem_of(chain, edge, sizes) if edge.key + RECORD in sizes else None
+        problem = _problem_of(chain, edge, sizes) if edge.record in sizes else None
         stock.seen |= sizes
         if problem is None:
             stock.sort(edge, sizes, age)
-            stock.references |= {edge.key} if _is_reference(edge.key, sizes) else set()
         else:
             stock.problems.append(problem)  # no way, and nothing to delete either
     for listed in chain.store.list(PROBES):
@@ -133,7 +130,6 @@ class Stock:
     ways: list[Kept] = field(default_factory=list)
     spent: list[Kept] = field(default_factory=list)
     orphans: list[tuple[str, float]] = field(default_factory=list)
-    references: set[str] = field(default_factory=set)
     replicas: tuple[tuple[int, float], ...] = ()
     pins: frozenset[int] = frozenset()
 
@@ -143,10 +139,10 @@ class Stock:
             return  # it may be committed at any moment; once the head has passed it, it is a way or an orphan
         self.sizes |= sizes
         manifest = self.committed.get(edge.result)
-        unfinished = edge.base is None and edge.key + RECORD not in sizes
-        if manifest is None and edge.key.startswith(DELTAS):
+        unfinished = edge.base is None and edge.record not in sizes
+        if manifest is None and edge.kind == "delta":
             self.spent.append(Kept(edge, age))
-        elif unfinished or (manifest is not None and not _fits(manifest, edge)):
+        elif unfinished or not leads_to_commit(edge, manifest):
             self.orphan(sizes, age)
         elif manifest is None or manifest.object.key != edge.key or manifest.object.size == edge.nbytes:
             self.ways.append(Kept(edge, age))
@@ -159,8 +155,7 @@ class Stock:
         """For `collectable`. A pin of a version that is not there can be kept by nothing: it does not count."""
         pinned = self.pins & self.ages.keys()
         ways, spent, orphans = tuple(self.ways), tuple(self.spent), tuple(self.orphans)
-        references = frozenset(self.references)
-        return Inventory(self.newest, self.ages, ways, orphans, pinned, self.replicas, references, spent)
+        return Inventory(self.newest, self.ages, ways, orphans, pinned, self.replicas, spent)
 
     def damage(self, unreachable: tuple[int, ...]) -> tuple[str, ...]:
         """Why versions cannot be reached: one line for each thing that is not there, or not as it should be."""
@@ -179,33 +174,18 @@ class Stock:
         return (*found, *self.problems)
 
 
-def _fits(manifest: Manifest, edge: Edge) -> bool:
-    """Whether a way leads to what was committed; a delta must be the very one."""
-    if edge.key.startswith(DELTAS):
-        return manifest.object.key == edge.key
-    return manifest.position.digest.startswith(edge.digest)
-
-
 def _problem_of(chain: Chain, edge: Edge, sizes: dict[str, int]) -> str | None:
     """What is wrong with an anchor, if its files are not what its record says."""
     try:
-        for ref in chain.anchor(edge.key + RECORD).files:
+        for ref in chain.anchor(edge.record).files:
             if sizes.get(ref.key) != ref.size:
                 found = f"has {sizes[ref.key]} bytes" if ref.key in sizes else "is missing"
                 return f"{ref.key} {found}, its anchor says {ref.size} bytes"
     except MissingError:
-        return f"{edge.key}{RECORD} is missing"
+        return f"{edge.record} is missing"
     except FormatError as error:
-        return f"{edge.key}{RECORD} cannot be read: {error.problem}"
+        return f"{edge.record} cannot be read: {error.problem}"
     return None
-
-
-def _edge(listed: Listed) -> Edge | None:
-    """A delta or a squash, as a way."""
-    delta, squash = read_delta_key(listed.key), read_squash_key(listed.key)
-    if delta:
-        return Edge(delta[0] - 1, delta[0], listed.size, listed.key, delta[1])
-    return Edge(squash[0], squash[1], listed.size, listed.key, squash[2]) if squash else None
 
 
 def _anchors(chain: Chain, now: float) -> Iterator[tuple[Edge, dict[str, int], float]]:
@@ -220,8 +200,10 @@ def _anchors(chain: Chain, now: float) -> Iterator[tuple[Edge, dict[str, int], f
     for folder, files in folders.items():
         sizes = {listed.key: listed.size for listed in files}
         at = places[folder]
-        nbytes = chain.channel.table.nbytes if _is_reference(folder, sizes) else sum(sizes.values())
-        edge = Edge(None, at.version, nbytes, folder, at.digest)
+        if _is_reference(folder, sizes):
+            edge = Edge("reference", None, at.version, chain.channel.table.nbytes, folder, at.digest)
+        else:
+            edge = Edge("anchor", None, at.version, sum(sizes.values()), folder, at.digest)
         yield edge, sizes, now - max(listed.modified for listed in files)
 
 

@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.edge import Edge
 from weightcast.channel.notes import write_index
 from weightcast.channel.policy import Pinned
-from weightcast.channel.route import LEVELS, Edge, reachable, squashes_due
+from weightcast.channel.route import LEVELS, reachable, squashes_due
 from weightcast.disk.apply import write_patch
 from weightcast.disk.durable import Report, noticing_full, silent
 from weightcast.disk.staged import stage
@@ -108,9 +109,7 @@ def _cut(
 
 def _bring(subscriber: Subscriber, version: int) -> Mirror:
     subscriber.policy = Pinned(version)
-    staged = subscriber.poll()
-    if staged is not None:
-        subscriber.apply(staged)
+    subscriber.sync()
     holder = subscriber.holder
     if subscriber.position is None or subscriber.position.version != version or not isinstance(holder, Mirror):
         raise ChannelError(f"version {version} cannot be reached", file=subscriber.chain.store.url)

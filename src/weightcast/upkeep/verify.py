@@ -11,21 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.edge import Edge, leads_to_commit, squash_object
 from weightcast.channel.keys import (
     ANCHORS,
     CHANNEL,
     CHANNEL_COPY,
     DELTAS,
     MANIFESTS,
-    RECORD,
     SQUASHES,
     manifest_key,
     read_anchor_key,
     read_manifest_key,
-    read_squash_key,
 )
-from weightcast.channel.records import Anchor, Manifest, ObjectRef
-from weightcast.channel.route import Edge, cheapest_route, reachable
+from weightcast.channel.records import Anchor, Manifest
+from weightcast.channel.route import cheapest_route, reachable
 from weightcast.disk.companions import WEIGHTS
 from weightcast.disk.durable import Report, silent
 from weightcast.disk.staged import stage
@@ -75,12 +74,12 @@ def verify(chain: Chain) -> Iterator[Finding]:
         yield from _check_anchor(chain, edge, manifests.get(edge.result), sizes)
     yield from _check_copies(chain, sizes)
     for edge in chain.squash_edges(0):
-        digest = manifests[edge.result].position.digest if edge.result in manifests else edge.digest
-        if not digest.startswith(edge.digest):
+        if not leads_to_commit(edge, manifests.get(edge.result)):
+            digest = manifests[edge.result].position.digest
             yield Finding(edge.key, f"it leads to {edge.digest}, version {edge.result} is {digest[:16]}")
     if manifests:
         head = max(manifests)
-        ways = [edge for edge in chain.edges(None, head) if _is_way(edge, manifests)]
+        ways = [edge for edge in chain.edges(None, head) if leads_to_commit(edge, manifests.get(edge.result))]
         if head not in reachable(ways) and head not in reachable(_from_elsewhere(chain, manifests, head)):
             yield Finding(manifest_key(head), "no way leads from any anchor to the head")
 
@@ -89,15 +88,7 @@ def _from_elsewhere(chain: Chain, manifests: dict[int, Manifest], head: int) -> 
     """The ways that begin at a checkpoint which the channel only names."""
     named = chain.reference_edges()
     first = min((edge.result for edge in named), default=head)
-    return [*named, *(edge for edge in chain.edges(first, head) if _is_way(edge, manifests))]
-
-
-def _is_way(edge: Edge, manifests: dict[int, Manifest]) -> bool:
-    """Whether readers would go there: writers that were outrun leave deltas and anchors of other weights behind."""
-    manifest = manifests.get(edge.result)
-    if edge.key.startswith(DELTAS):
-        return manifest is not None and manifest.object.key == edge.key
-    return manifest is None or manifest.position.digest.startswith(edge.digest)
+    return [*named, *(edge for edge in chain.edges(first, head) if leads_to_commit(edge, manifests.get(edge.result)))]
 
 
 def _manifests(chain: Chain) -> tuple[dict[int, Manifest], list[Finding]]:
@@ -129,11 +120,11 @@ def _check_manifest(manifest: Manifest, before: Manifest | None, sizes: dict[str
 
 def _check_anchor(chain: Chain, edge: Edge, manifest: Manifest | None, sizes: dict[str, int]) -> Iterator[Finding]:
     try:
-        anchor = chain.anchor(edge.key + RECORD, manifest)
+        anchor = chain.anchor(edge.record, manifest)
     except UnreachableError:
         raise
     except (FormatError, StoreError) as error:
-        yield Finding(edge.key + RECORD, error.problem)
+        yield Finding(edge.record, error.problem)
         return
     for ref in anchor.files:
         if sizes.get(ref.key) != ref.size:
@@ -167,8 +158,8 @@ def changed_companions(chain: Chain) -> Iterator[str]:
     before: Anchor | None = None
     for edge in sorted(chain.anchor_edges(), key=lambda edge: (edge.result, edge.key)):
         try:
-            anchor = chain.anchor(edge.key + RECORD)
-            if not _is_way(edge, {edge.result: chain.manifest(edge.result)}):
+            anchor = chain.anchor(edge.record)
+            if not leads_to_commit(edge, chain.manifest(edge.result)):
                 continue  # of a writer that was outrun
         except (FormatError, ChannelError, StoreError):
             continue  # a finding, not a note
@@ -242,19 +233,19 @@ class _Walk:
         for version in sorted({edge.result for edge in edges if edge.base is None} | committed):
             report("versions", version, newest)
             for edge in arriving.get(version, ()):
-                if edge.key.startswith(DELTAS) and self.mirror.version == edge.base:
+                if edge.kind == "delta" and self.mirror.version == edge.base:
                     yield edge.key, self._told(edge, self._go(edge))
-                elif edge.key.startswith(DELTAS):
+                elif edge.kind == "delta":
                     untried[DELTAS] += edge.base in committed  # else its base was collected, and nobody goes there
             for edge in arriving.get(version, ()):
-                if edge.base is None and not (edge.key.endswith(RECORD) and self.mirror.version == version):
+                if edge.base is None and not (edge.kind == "reference" and self.mirror.version == version):
                     yield edge.key, self._told(edge, self._go(edge, only_if_lost=True))
             if self.mirror.version != version and version in committed:
                 self._leap(edges, version)
             for edge in leaving.get(version, ()):
-                if edge.key.startswith(SQUASHES) and self.mirror.version == version:
+                if edge.kind == "squash" and self.mirror.version == version:
                     yield edge.key, self._told(edge, self._try_squash(edge))
-                elif edge.key.startswith(SQUASHES):
+                elif edge.kind == "squash":
                     untried[SQUASHES] += version in committed and edge.result in committed
         for kind, count in untried.items():
             if count:
@@ -270,7 +261,7 @@ class _Walk:
         self.unanswered = self.unanswered + 1 if isinstance(error, UnreachableError) else 0
         if self.unanswered >= _PATIENCE:
             raise error
-        if edge.key.endswith(RECORD) and isinstance(error, StoreError):
+        if edge.kind == "reference" and isinstance(error, StoreError):
             anchor = "the checkpoint that this anchor only names could not be had"
             hint = "Check a replica instead: `weightcast verify FOLDER URL`"
             return Finding(edge.key, f"{anchor}: {error}. {hint}")
@@ -280,7 +271,7 @@ class _Walk:
         """Check one anchor or delta, and stand at its result; what is wrong with it, if anything is."""
         try:
             goal = self.chain.manifest(edge.result)
-            if not _is_way(edge, {edge.result: goal}):
+            if not leads_to_commit(edge, goal):
                 return None
             staged = stage_route(self.chain, self.mirror, (edge,), goal, self.workers)
             if not (only_if_lost and self.mirror.version == edge.result):
@@ -313,11 +304,9 @@ class _Walk:
 
     def _try_squash(self, edge: Edge) -> Exception | None:
         """Stage a squash on the weights of its base, see where it leads, and forget it."""
-        squash, mirror = read_squash_key(edge.key), self.mirror
-        assert squash is not None
+        ref, mirror = squash_object(edge), self.mirror
         assert mirror.weights is not None
         assert mirror.fingerprint is not None
-        ref = ObjectRef(edge.key, edge.nbytes, squash[3])
         fetched, staged = mirror.workshop / "squash", mirror.workshop / "staged" / "squash"
         try:
             fetch(self.chain.store, ref.key, ref.size, ref.sha256, fetched, durable=False)
