@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import Bag, same_bits, write_folder
-from channels import Counting, blank, channel_of, head_of, pull, small_model, train
+from channels import blank, channel_of, head_of, pull, small_model, train
+from scripted_store import ScriptedStore
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -33,7 +34,7 @@ from weightcast.follow.mirror import Mirror
 from weightcast.format.scan import resolve
 from weightcast.format.tensors import TensorSpec
 from weightcast.publish.from_checkpoint import cut_anchor, publish
-from weightcast.store.base import Data, Store
+from weightcast.store.base import Store
 from weightcast.store.file import FileStore
 from weightcast.store.memory import MemoryStore
 from weightcast.upkeep.collect import collect, reset
@@ -141,16 +142,16 @@ def test_a_receipt_can_be_awaited(store: Store) -> None:
 def test_a_task_that_is_cancelled_while_it_awaits_harms_nobody(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    slow = Counting(store)
+    slow = ScriptedStore(store)
 
     async def trainer() -> None:
         with wc.Publisher(slow, model) as publisher:
-            slow.gate.clear()
+            held = slow.hang("put")
             train(model, 1)
             receipt = publisher.publish(step=1)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(receipt, 0.05)
-            slow.gate.set()
+            held.end()
             assert publisher.flush().version == 1
             assert receipt.result(0).step == 1
 
@@ -174,15 +175,15 @@ def test_publish_without_a_change_commits_nothing(store: Store) -> None:
 def test_changes_that_were_taken_back_before_the_upload_commit_nothing(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    start, slow = wc.Arrays.copy_of(model), Counting(store)
+    start, slow = wc.Arrays.copy_of(model), ScriptedStore(store)
     with wc.Publisher(slow, model) as publisher:
-        slow.gate.clear()
+        held = slow.hang("put")
         train(model, 1)
         first = publisher.publish(step=1)
         middle = wc.Arrays.copy_of(model)
         # These two wait behind the first, and are merged: there and back again.
         receipts = [publisher.publish(step=2, weights=start), publisher.publish(step=3, weights=middle)]
-        slow.gate.set()
+        held.end()
         assert first.result(60).position.version == 1
         assert receipts[-1].result(60).position.digest == wc.fingerprint(middle).digest
     assert head_of(store).digest == wc.fingerprint(middle).digest
@@ -191,14 +192,14 @@ def test_changes_that_were_taken_back_before_the_upload_commit_nothing(store: St
 def test_publish_takes_the_bits_of_the_moment(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    slow = Counting(store)
+    slow = ScriptedStore(store)
     with wc.Publisher(slow, model) as publisher:
-        slow.gate.clear()
+        held = slow.hang("put")
         train(model, 1)
         then = wc.Arrays.copy_of(model)
         receipt = publisher.publish()
         train(model, 2)  # while the upload waits
-        slow.gate.set()
+        held.end()
         receipt.result(60)
     there = blank(model)
     pull(store, there)
@@ -208,18 +209,17 @@ def test_publish_takes_the_bits_of_the_moment(store: Store) -> None:
 def test_what_comes_while_an_upload_is_under_way_is_merged_and_nothing_is_lost(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    slow = Counting(store)
+    slow = ScriptedStore(store)
     with wc.Publisher(slow, model) as publisher:
-        slow.gate.clear()
+        held = slow.hang("put", "deltas/")
         receipts = []
         for step in range(1, 7):
             train(model, step)
             receipts.append(publisher.publish(step=step))
-            while ("put", "deltas/") not in [(verb, key[:7]) for verb, key in slow.calls]:
-                time.sleep(0.001)
+            assert held.reached.wait(60)
         while publisher._settled < len(receipts):  # else the last of them may come too late to be merged
             time.sleep(0.001)
-        slow.gate.set()
+        held.end()
         commits = [receipt.result(60) for receipt in receipts]
     assert [commit.position.version for commit in commits] == [1, 2, 2, 2, 2, 2]
     assert (commits[0].codec, commits[1].codec) == ("banded", "gap")
@@ -229,23 +229,12 @@ def test_what_comes_while_an_upload_is_under_way_is_merged_and_nothing_is_lost(s
     assert same_bits(there, model)
 
 
-class Failing(Counting):
-    """A store whose uploads fail while ``broken`` is set."""
-
-    broken = False
-
-    def put(self, key: str, data: Data) -> None:
-        if self.broken:
-            raise UnreachableError("no answer", url=self.url, key=key)
-        super().put(key, data)
-
-
 def test_a_failed_upload_is_merged_into_the_next_one(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    failing = Failing(store)
+    failing = ScriptedStore(store)
     with wc.Publisher(failing, model) as publisher:
-        failing.broken = True
+        broken = failing.fail("put")
         train(model, 1)
         first = publisher.publish(step=1)
         with pytest.raises(UnreachableError):
@@ -253,7 +242,7 @@ def test_a_failed_upload_is_merged_into_the_next_one(store: Store) -> None:
         assert not first.done()
         train(model, 2)
         second = publisher.publish(step=2)
-        failing.broken = False
+        broken.end()
         assert publisher.flush().version == 1
         assert first.result(0) == second.result(0)
         assert second.result(0).step == 2
@@ -265,9 +254,9 @@ def test_a_failed_upload_is_merged_into_the_next_one(store: Store) -> None:
 def test_a_publisher_that_closes_in_vain_says_what_was_not_sent(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    failing = Failing(store)
+    failing = ScriptedStore(store)
     publisher = wc.Publisher(failing, model)
-    failing.broken = True
+    failing.fail("put")
     train(model, 1)
     receipt = publisher.publish()
     with pytest.raises(UnreachableError):
@@ -281,14 +270,14 @@ def test_a_publisher_that_closes_in_vain_says_what_was_not_sent(store: Store) ->
 def test_flush_gives_up_after_its_time(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    slow = Counting(store)
+    slow = ScriptedStore(store)
     with wc.Publisher(slow, model) as publisher:
-        slow.gate.clear()
+        held = slow.hang("put")
         train(model, 1)
         publisher.publish()
         with pytest.raises(TimeoutError):
             publisher.flush(timeout=0.05)
-        slow.gate.set()
+        held.end()
 
 
 def test_a_model_of_another_table_is_refused(store: Store) -> None:
@@ -362,7 +351,7 @@ def test_where_the_head_cannot_be_had_any_more_a_restart_publishes_an_anchor() -
 def test_poll_touches_nothing_and_apply_asks_the_store_for_nothing(store: Store) -> None:
     states = channel_of(store, 3)
     there = wc.Arrays.copy_of(states[0])
-    counting = Counting(store)
+    counting = ScriptedStore(store)
     with wc.Subscriber(counting, there) as subscriber:
         staged = subscriber.poll()
         assert staged is not None
@@ -377,9 +366,9 @@ def test_poll_touches_nothing_and_apply_asks_the_store_for_nothing(store: Store)
 def test_a_follower_is_found_by_its_bits_wherever_it_stands(store: Store, start: int) -> None:
     states = channel_of(store, 4)
     there = wc.Arrays.copy_of(states[start])
-    counting = Counting(store)
+    counting = ScriptedStore(store)
     assert pull(counting, there) == head_of(store)
-    assert not [key for verb, key in counting.calls if verb == "get" and key.startswith("anchors/")]
+    assert not counting.asked("get", "anchors/")
     assert same_bits(there, states[4])
 
 
@@ -445,17 +434,10 @@ def test_follow_goes_on_until_it_is_stopped(store: Store) -> None:
 def test_trouble_is_told_and_following_goes_on(store: Store) -> None:
     states = channel_of(store, 1)
 
-    class Gone(Counting):
-        gone = 2
-
-        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-            if key.startswith("manifests/") and self.gone:
-                self.gone -= 1
-                raise UnreachableError("no answer", url=self.url, key=key)
-            return super().get(key, start, length)
-
+    flaky = ScriptedStore(store)
+    flaky.fail("get", "manifests/", times=2)
     there, told = wc.Arrays.copy_of(states[0]), []
-    with wc.Subscriber(Gone(store), there) as subscriber:
+    with wc.Subscriber(flaky, there) as subscriber:
         for update in subscriber.follow(every=0.01, on_error=told.append):
             assert update.position.version == 1
             subscriber.stop()
@@ -518,10 +500,10 @@ def test_a_squash_leads_where_its_deltas_lead(store: Store, tmp_path: Path) -> N
     states = channel_of(store, 17)
     cut = list(squash(Chain.open(store), tmp_path / "scratch"))
     assert [(edge.base, edge.result) for edge in cut] == [(0, 8), (8, 16)]
-    counting = Counting(store)
+    counting = ScriptedStore(store)
     there = wc.Arrays.copy_of(states[0])
     pull(counting, there)
-    fetched = {key for verb, key in counting.calls if verb == "get" and key.startswith(("deltas/", SQUASHES))}
+    fetched = set(counting.asked("get", ("deltas/", SQUASHES)))
     assert len(fetched) == 3, "two squashes and the last delta"
     assert same_bits(there, states[17])
     assert list(squash(Chain.open(store), tmp_path / "scratch")) == []
@@ -545,10 +527,10 @@ def test_squashing_again_later_goes_on_where_it_ended(store: Store, tmp_path: Pa
             for step in range(4):
                 train(model, 10 * round_ + step)
                 publisher.publish().result(60)
-        counting = Counting(store)
+        counting = ScriptedStore(store)
         cut = list(squash(Chain.open(counting), tmp_path / "scratch", levels=(4,)))
         assert [(edge.base, edge.result) for edge in cut] == [(4 * round_, 4 * round_ + 4)]
-        anchors = [key for verb, key in counting.calls if verb == "get" and key.endswith("model.safetensors")]
+        anchors = [key for key in counting.asked("get") if key.endswith("model.safetensors")]
         assert bool(anchors) == (round_ == 0)
 
 
@@ -656,13 +638,11 @@ def test_a_bucket_that_is_gone_is_no_idle_one(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_may_not_delete_can_publish(store: Store) -> None:
-    class Keeping(Counting):
-        def delete(self, key: str) -> None:
-            raise AccessError("these credentials may not delete here", url=self.url, key=key)
-
+    keeping = ScriptedStore(store)
+    keeping.fail("delete", error=AccessError)
     model = small_model()
     wc.init(store, model)
-    with wc.Publisher(Keeping(store), model) as publisher:
+    with wc.Publisher(keeping, model) as publisher:
         train(model, 1)
         assert publisher.publish().result(60).position.version == 1
 
@@ -715,9 +695,9 @@ def test_a_replica_ahead_of_a_bucket_that_was_put_back_follows_what_is_there_now
 def test_a_merge_that_fails_is_told_to_all_who_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     wc.init(store, model)
-    failing = Failing(store)
+    failing = ScriptedStore(store)
     publisher = wc.Publisher(failing, model)
-    failing.broken = True
+    failing.fail("put")
     train(model, 1)
     first = publisher.publish()
     with pytest.raises(UnreachableError):
@@ -813,16 +793,16 @@ def test_closing_a_publisher_that_died_unheard_says_why(store: Store) -> None:
 def test_an_upload_that_fails_is_logged_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     model = small_model()
     wc.init(store, model)
-    failing = Failing(store)
+    failing = ScriptedStore(store)
     publisher = wc.Publisher(failing, model)
-    failing.broken = True
+    broken = failing.fail("put")
     train(model, 1)
     publisher.publish()
     for _ in range(3):
         with pytest.raises(UnreachableError):
             publisher.flush()
     assert caplog.text.count("not sent yet") == 1
-    failing.broken = False
+    broken.end()
     publisher.close()
 
 
@@ -831,7 +811,7 @@ def test_an_upload_that_fails_after_the_publisher_died_keeps_nobody_waiting(
 ) -> None:
     model = small_model()
     wc.init(store, model)
-    failing, begun, go = Failing(store), threading.Event(), threading.Event()
+    failing, begun, go = ScriptedStore(store), threading.Event(), threading.Event()
     publisher = wc.Publisher(failing, model)
 
     def held(*_: object) -> None:
@@ -861,7 +841,7 @@ def test_an_upload_that_fails_after_the_publisher_died_keeps_nobody_waiting(
 def test_what_failed_is_sent_while_publishing_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     wc.init(store, model)
-    failing = Failing(store)
+    failing = ScriptedStore(store)
     monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.05)
 
     def slowly(*arguments: Any) -> Any:
@@ -870,13 +850,13 @@ def test_what_failed_is_sent_while_publishing_goes_on(store: Store, monkeypatch:
 
     monkeypatch.setattr("weightcast.publish.publisher.resolve", slowly)
     with wc.Publisher(failing, model) as publisher:
-        failing.broken = True
+        broken = failing.fail("put")
         deadline = time.monotonic() + 60
         for step in count():
             train(model, step)
             publisher.publish()
             if step == 3:
-                failing.broken = False
+                broken.end()
             if publisher.position.version:
                 break
             assert time.monotonic() < deadline
@@ -885,11 +865,11 @@ def test_what_failed_is_sent_while_publishing_goes_on(store: Store, monkeypatch:
 def test_what_ends_the_block_is_what_the_caller_sees(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    failing = Failing(store)
+    failing = ScriptedStore(store)
 
     def block() -> None:
         with wc.Publisher(failing, model) as publisher:
-            failing.broken = True
+            failing.fail("put")
             train(model, 1)
             publisher.publish()
             raise ZeroDivisionError

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outages import FakeClock, Selective
+from fake_clock import FakeClock
+from scripted_store import ScriptedStore
 
 torch = pytest.importorskip("torch")
 
@@ -60,10 +61,10 @@ def test_agent_survives_a_day_without_its_engine(training: Training, tmp_path: P
 
 
 def test_heartbeat_that_was_refused_is_tried_again(training: Training, tmp_path: Path) -> None:
-    clock, store = Rounds(), Selective(open_store(training.url))
-    store.writing[REPLICAS] = AccessError("not today", url=store.url)
+    clock, store = Rounds(), ScriptedStore(open_store(training.url))
+    refused = store.fail("put", REPLICAS, AccessError)
     with Agent(store, Local(training.weights), tmp_path / "mirror", replica="gpu-1", clock=clock) as agent:
-        clock.then = {100: store.writing.clear, 800: agent.stop}
+        clock.then = {100: refused.end, 800: agent.stop}
         assert not list(agent.follow(10.0, print))
         found = heartbeat_of(agent.subscriber.chain, "gpu-1")
         assert found is not None

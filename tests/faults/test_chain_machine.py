@@ -12,17 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import moved, same_bits
-from faults import INJECTED, AgedStore, Crash, FaultyDisk, FaultyStore
+from faults import INJECTED, Crash, FaultyStore
+from faulty_disk import FaultyDisk
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from worlds import model_of, nothing_like, states, temporary_files_in
+from scripted_store import ScriptedStore
+from worlds import NOW, model_of, nothing_like, states, temporary_files_in
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.notes import pin, pins, unpin
 from weightcast.channel.policy import Every, Pinned, Policy
 from weightcast.channel.retention import Retention
+from weightcast.disk.checkpoint import save
 from weightcast.errors import ConflictError, WeightcastError
 from weightcast.follow import mirror as mirrors
 from weightcast.follow.mirror import Mirror, reading
@@ -32,7 +35,6 @@ from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
 from weightcast.store.base import Store
-from weightcast.store.memory import MemoryStore
 from weightcast.upkeep.collect import collect
 from weightcast.upkeep.squash import squash
 from weightcast.upkeep.verify import verify
@@ -55,7 +57,7 @@ class ChannelMachine(RuleBasedStateMachine):
         parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.root = Path(tempfile.mkdtemp(prefix="weightcast-test-", dir=parent))
         (self.root / "tmp").mkdir()
-        self.store = AgedStore(MemoryStore("machine"))
+        self.store = ScriptedStore(now=NOW)
         self.model: dict[int, wc.Arrays] = {}
         self.published: dict[int, float] = {}
         self.gone: set[int] = set()
@@ -199,7 +201,7 @@ class ChannelMachine(RuleBasedStateMachine):
         folder = self.root / "checkpoint"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        wc.checkpoint.save(bits, folder)
+        save(bits, folder)
         self._interrupted(fault, lambda store: publish(store, folder, self.root / "keeper"))
         self._learn([bits])
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import INJECTED, Crash, FaultyDisk
+from faults import INJECTED, Crash
+from faulty_disk import FaultyDisk
 from operations import OPERATIONS
 from worlds import Operation
 

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from faults import INJECTED, FaultyStore
+from faults import INJECTED
 from operations import LEVELS, RETENTION
+from scripted_store import ScriptedStore
 from worlds import World, follow, nothing_like, opened
 
 import weightcast as wc
@@ -29,18 +30,6 @@ from weightcast.upkeep.squash import squash
 from weightcast.upkeep.verify import verify
 
 Work = Callable[[World, Store], object]
-
-
-class Pausing(FaultyStore):
-    """Others get their turn right before one call."""
-
-    def __init__(self, store: Store, at: int, meanwhile: Callable[[], object]):
-        super().__init__(store, "pause", at)
-        self._meanwhile = meanwhile
-
-    def _fail(self, what: str, key: str, act: Callable[[], object]) -> object:
-        self._meanwhile()
-        return act()
 
 
 def _publish(state: int) -> Work:
@@ -150,15 +139,22 @@ def old_channel(root: Path) -> World:
     return world
 
 
+def paused_at(number: int, world: World, meanwhile: Work) -> ScriptedStore:
+    """The world's store, in which others get their turn right before one request."""
+    store = ScriptedStore(world.store)
+    store.before("", "", lambda _: meanwhile(world, world.store), skip=number - 1, times=1)
+    return store
+
+
 def paused(first: Work, second: Work, ram: Path) -> Iterator[tuple[World, Callable[[], object]]]:
     """(world, ``first`` with ``second`` in the midst of it), for every call of ``first`` in turn."""
     before = old_channel(ram / "before")
     counted = before.clone(ram / "counted")
-    calls = FaultyStore(counted.store)
+    calls = ScriptedStore(counted.store)
     first(counted, calls)
     for number in range(1, len(calls.calls) + 1, max(1, len(calls.calls) // AT_MOST)):
         world = before.clone(ram / "world")
-        store = Pausing(world.store, number, lambda world=world: second(world, world.store))
+        store = paused_at(number, world, second)
         INJECTED["interleaved"] += 1
         where = f"paused at call {number}, {calls.calls[number - 1]}"
         try:
@@ -198,11 +194,11 @@ def check(world: World) -> None:
 
 def test_two_who_begin_the_same_channel(ram: Path) -> None:
     world = World.make(ram / "world")
-    calls = FaultyStore(World.make(ram / "counted").store)
+    calls = ScriptedStore(World.make(ram / "counted").store)
     init(calls, world.states[0])
     for number in range(1, len(calls.calls) + 1):
         world = World.make(ram / f"world-{number}")
-        store = Pausing(world.store, number, lambda world=world: _begin(world))
+        store = paused_at(number, world, _begin)
         with suppress(ConflictError):
             init(store, world.states[1])
         INJECTED["interleaved"] += 1
@@ -214,6 +210,6 @@ def test_two_who_begin_the_same_channel(ram: Path) -> None:
         assert list(verify(world.chain)) == []
 
 
-def _begin(world: World) -> None:
+def _begin(world: World, store: Store) -> None:
     with suppress(ConflictError):
-        init(world.store, world.states[0])
+        init(store, world.states[0])

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from cases import same_bits, write_file, write_folder
-from faults import INJECTED, AgedStore, FaultyStore
+from faults import INJECTED, FaultyStore
 from liars import tree
+from scripted_store import Request, ScriptedStore
 from worlds import DAY, World, follow, model_of, nothing_like, opened
 
 import weightcast as wc
@@ -70,10 +71,10 @@ def rich(world: World) -> World:
     return world
 
 
-Damage = Callable[[AgedStore, str, str], None]
+Damage = Callable[[ScriptedStore, str, str], None]
 
 
-def _swap(store: AgedStore, key: str, other: str) -> None:
+def _swap(store: ScriptedStore, key: str, other: str) -> None:
     one, two = store.get(key), store.get(other)
     store.put(key, two)
     store.put(other, one)
@@ -343,7 +344,7 @@ def test_an_anchor_of_another_model_is_passed_by(world: World) -> None:
     other = wc.Arrays({"other": world.states[0].read("a").reshape(30, 10)}, {"other": "BF16"})
     folder = world.root / "other"
     folder.mkdir()
-    wc.checkpoint.save(other, folder)
+    save(other, folder)
     world.chain.put_anchor(world.chain.manifest(4).position, {path.name: path for path in folder.iterdir()})
     assert holds_a_version_or_says_why(world, [4])
 
@@ -372,7 +373,7 @@ def test_an_upload_of_an_anchor_goes_on_where_it_was_cut(world: World) -> None:
         assert before
         again = FaultyStore(world.store)
         cut_anchor(Chain.open(again), mirror)
-    assert not [call for call in again.calls if call.removeprefix("put ") in before]
+    assert not set(again.asked("put")) & set(before)
     world.check_readers([4])
 
 
@@ -380,21 +381,20 @@ def test_a_checkpoint_that_has_a_file_of_our_name_is_refused(world: World, ram: 
     folder = world.checkpoint(0)
     (folder / RECORD).write_text("{}")
     with pytest.raises(wc.errors.UsageError, match=r"cannot hold a file called anchor\.json"):
-        init(AgedStore(wc.store.memory.MemoryStore("x")), folder)
+        init(ScriptedStore(), folder)
 
 
 def test_a_checkpoint_that_changes_while_it_is_uploaded_is_no_anchor(world: World) -> None:
     follow(world)
 
-    class Writing(AgedStore):
-        def put(self, key: str, data: Any) -> None:
-            super().put(key, data)
-            if key.startswith(ANCHORS):
-                path = world.mirror / "model-00001-of-00002.safetensors"
-                path.write_bytes(_flipped(path.read_bytes()))
+    def change_a_file(_: Request) -> None:
+        path = world.mirror / "model-00001-of-00002.safetensors"
+        path.write_bytes(_flipped(path.read_bytes()))
 
+    store = ScriptedStore(world.store)
+    store.after("put", ANCHORS, change_a_file)
     with opened(world) as mirror, pytest.raises(WeightcastError, match="changed while it was being read"):
-        cut_anchor(Chain.open(Writing(world.store)), mirror)
+        cut_anchor(Chain.open(store), mirror)
     assert [edge.result for edge in world.chain.anchor_edges()] == [0]
 
 
@@ -437,14 +437,12 @@ def test_collecting_by_stale_listings_loses_nothing(world: World, lacking: int) 
     with pytest.raises(WeightcastError):
         collect(Chain.open(calls), Retention())
 
-    class PartlyStale(FaultyStore):
-        def list(self, prefix: str, after: str = "") -> Any:
-            self.fault = "stale" if prefix in (MANIFESTS, DELTAS, ANCHORS) else None
-            return list(super().list(prefix, after))
-
+    stale = ScriptedStore(world.store)
+    stale.hide(HEAD)
+    stale.answer("list", lambda prefix: prefix in (MANIFESTS, DELTAS, ANCHORS), lambda found: found[:-lacking])
     for _ in range(3):
         world.store.now += 1000.0
-        collect(Chain.open(PartlyStale(world.store, "stale", 10**6, lacking)), Retention(100.0, 10.0, 100.0))
+        collect(Chain.open(stale), Retention(100.0, 10.0, 100.0))
         world.check_readers([4])
 
 
@@ -562,19 +560,16 @@ def test_manifests_collected_under_a_slow_readers_feet(world: World) -> None:
     with opened(world) as mirror:
         cut_anchor(world.chain, mirror)
 
-    class Slow(FaultyStore):
-        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-            if key.startswith((ANCHORS, DELTAS)) and not done:
-                done.append(True)
-                for _ in range(3):
-                    world.store.now += 1000.0
-                    collect(world.chain, Retention(100.0, 10.0, 100.0))
-            return super().get(key, start, length)
+    def collect_all(_: Request) -> None:
+        for _ in range(3):
+            world.store.now += 1000.0
+            collect(world.chain, Retention(100.0, 10.0, 100.0))
 
-    done: list[bool] = []
+    slow = ScriptedStore(world.store)
+    slow.before("get", (ANCHORS, DELTAS), collect_all, times=1)
     with pytest.raises(WeightcastError):
-        world.pull(1, Slow(world.store))
-    assert world.pull(store=Slow(world.store)) == 4
+        world.pull(1, slow)
+    assert world.pull(store=slow) == 4
     behind = wc.Arrays.copy_of(world.states[2])
     with Subscriber(world.store, behind, threads=1) as subscriber:
         staged = subscriber.poll()

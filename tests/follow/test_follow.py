@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from cases import same_bits
-from channels import Counting
-from outages import FakeClock, Selective
+from fake_clock import FakeClock
+from scripted_store import ScriptedStore
 from worlds import World, follow, nothing_like, opened
 
 import weightcast as wc
@@ -28,7 +28,6 @@ from weightcast.errors import (
     BusyError,
     CheckpointError,
     NoRouteError,
-    UnreachableError,
     WeightcastError,
 )
 from weightcast.follow import mirror as mirrors
@@ -66,7 +65,7 @@ def publish_next(world: World) -> int:
 
 
 def test_a_follower_survives_a_day_without_the_bucket(world: World) -> None:
-    clock, store = FakeClock(), Selective(world.store)
+    clock, store = FakeClock(), ScriptedStore(world.store)
     held = wc.Arrays.copy_of(world.states[4])
     waits: list[float] = []
     with Subscriber(store, held, threads=1, clock=clock) as subscriber:
@@ -74,12 +73,12 @@ def test_a_follower_survives_a_day_without_the_bucket(world: World) -> None:
         def trouble(error: WeightcastError) -> None:
             waits.append(clock.time)
             if clock.time > 86_400:
-                store.reading.clear()
+                store.behave()
 
         rounds = subscriber.rounds(1.0, trouble)
         assert next(rounds) is None
         publish_next(world)
-        store.reading[""] = UnreachableError("no answer", url=store.url)
+        store.fail("get")
         reached = next(update for update in rounds if update is not None)
     assert reached.position.version == 5
     assert same_bits(held, world.states[5])
@@ -128,18 +127,17 @@ def test_whoever_is_at_the_newest_reachable_version_is_told_and_nothing_is_fetch
     clock = FakeClock()
     bad = delta_of(world, 4)
     good = damage(world, bad)
-    calls = Counting(world.store)
-    fetches = lambda: sum(call == ("get", bad) for call in calls.calls)  # noqa: E731
+    calls = ScriptedStore(world.store)
     with Subscriber(calls, world.mirror, threads=1, clock=clock) as subscriber:
         staged = subscriber.poll()
         assert staged is not None
         subscriber.apply(staged)
-        before = fetches()
+        before = calls.count("get", bad)
         assert before
         for _ in range(5):
             with pytest.raises(NoRouteError, match="version 4 cannot be reached"):
                 subscriber.poll()
-        assert fetches() == before
+        assert calls.count("get", bad) == before
         world.store.put(bad, good)
         clock.time += 60.0 * 1.2
         staged = subscriber.poll()
@@ -150,7 +148,7 @@ def test_whoever_is_at_the_newest_reachable_version_is_told_and_nothing_is_fetch
 
 
 def test_while_training_goes_on_behind_damage_it_is_not_fetched_for_every_version(world: World) -> None:
-    clock, calls = FakeClock(), Counting(world.store)
+    clock, calls = FakeClock(), ScriptedStore(world.store)
     follow(world, policy=Pinned(3))
     bad = delta_of(world, 4)
     damage(world, bad)
@@ -159,7 +157,7 @@ def test_while_training_goes_on_behind_damage_it_is_not_fetched_for_every_versio
             with pytest.raises(NoRouteError):
                 subscriber.poll()
             publish_next(world)
-        assert calls.calls.count(("get", bad)) == 1
+        assert calls.count("get", bad) == 1
 
 
 def test_a_new_way_around_damage_is_taken_at_once(world: World) -> None:
@@ -210,9 +208,9 @@ def test_an_object_that_is_refused_is_planned_around(world: World) -> None:
     follow(world)
     with opened(world) as mirror:
         cut_anchor(world.chain, mirror)
-    store = Selective(world.store)
+    store = ScriptedStore(world.store)
     anchor = next(edge for edge in world.chain.anchor_edges() if edge.result == 4)
-    store.reading[anchor.key] = AccessError("access denied", url=store.url, key=anchor.key, hint="Ask for it.")
+    store.fail("get", anchor.key, AccessError)
     held = nothing_like(world.states[0])
     with Subscriber(store, held, threads=1) as subscriber:
         staged = subscriber.poll()
@@ -223,8 +221,8 @@ def test_an_object_that_is_refused_is_planned_around(world: World) -> None:
 
 def test_where_nothing_else_leads_there_the_refusal_is_what_is_told(world: World) -> None:
     follow(world, policy=Pinned(3))
-    store, key = Selective(world.store), delta_of(world, 4)
-    store.reading[key] = AccessError("access denied", url=store.url, key=key, hint="Ask for the permission.")
+    store, key = ScriptedStore(world.store), delta_of(world, 4)
+    store.fail("get", key, AccessError("access denied", url=store.url, key=key, hint="Ask for the permission."))
     with (
         Subscriber(store, world.mirror, threads=1) as subscriber,
         pytest.raises(AccessError, match=r"access denied.*Ask for the permission"),
@@ -233,14 +231,14 @@ def test_where_nothing_else_leads_there_the_refusal_is_what_is_told(world: World
 
 
 def test_a_refused_heartbeat_is_tried_again_later(world: World) -> None:
-    clock, store = FakeClock(), Selective(world.store)
-    store.writing["replicas/"] = AccessError("access denied", url=store.url)
+    clock, store = FakeClock(), ScriptedStore(world.store)
+    refused = store.fail("put", "replicas/", AccessError)
     with Subscriber(store, world.mirror, threads=1, replica="r", clock=clock) as subscriber:
         staged = subscriber.poll()
         assert staged is not None
         subscriber.apply(staged)
         assert heartbeats(world.chain) == []
-        store.writing.clear()
+        refused.end()
         subscriber.poll()
         assert heartbeats(world.chain) == [], "not at once"
         clock.time += 3600 * 1.2
@@ -311,7 +309,7 @@ def test_a_reader_delays_a_new_anchor_and_the_follower_says_so(
     anchored: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirrors, "PATIENCE", 0.1)
-    calls, told = Counting(anchored.store), []
+    calls, told = ScriptedStore(anchored.store), []
     with (
         Subscriber(calls, anchored.mirror, threads=1, clock=FakeClock()) as subscriber,
         reading(anchored.mirror) as files,

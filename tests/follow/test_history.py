@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from channels import Counting
-from faults import Crash, FaultyDisk
+from faults import Crash
+from faulty_disk import FaultyDisk
+from scripted_store import ScriptedStore
 from worlds import World, follow, opened
 
 from weightcast.channel.keys import ANCHORS, DELTAS
@@ -28,10 +29,10 @@ def world(ram: Path) -> World:
 
 def fetched(world: World, version: int, *, fold: bool = True) -> int:
     """Go to a version; how many objects with weights were asked for."""
-    calls = Counting(world.store)
+    calls = ScriptedStore(world.store)
     assert follow(world, calls, policy=Pinned(version), fold=fold) == version
     assert world.check_mirror([version]) == version
-    return sum(verb == "get" and key.startswith((DELTAS, ANCHORS)) for verb, key in calls.calls)
+    return calls.count("get", (DELTAS, ANCHORS))
 
 
 def step_by_step(world: World, *, fold: bool) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import same_bits, write_folder
-from faults import AgedStore, Crash, FaultyDisk, FaultyStore
+from faults import Crash, FaultyStore
+from faulty_disk import FaultyDisk
 from liars import tree
 from worlds import World, follow, model_of, opened
 
@@ -50,7 +51,7 @@ def fetched(world: World, folder: Path | None = None, version: int = 4) -> list[
     """Follow, and say which objects that took, by the letter of their kind and their version."""
     calls = FaultyStore(world.store)
     assert follow(world, calls, folder) == version
-    keys = {call.split()[1] for call in calls.calls if call.startswith("get ") and call.endswith(".safetensors")}
+    keys = {key for key in calls.asked("get") if key.endswith(".safetensors")}
     return sorted({key[0] + key.partition("/")[2][:12].lstrip("0").zfill(1) for key in keys})
 
 
@@ -547,23 +548,10 @@ def test_room_is_asked_for_before_it_is_needed(world: World, monkeypatch: pytest
     with pytest.raises(SpaceError, match="bytes are needed and 100 are free"):
         follow(world, calls)
     assert asked
-    assert not [call for call in calls.calls if DELTAS in call and call.startswith("get")]
+    assert not calls.asked("get", DELTAS)
     assert {name: data for name, data in tree(world.mirror).items() if "log" not in name} == before
     monkeypatch.setattr(shutil, "disk_usage", real)
     assert follow(world) == 4
-
-
-class Without(AgedStore):
-    """A store that cannot be asked for one of its objects."""
-
-    def __init__(self, store: AgedStore, key: str):
-        super().__init__(store, store.now)
-        self._key = key
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if key == self._key:
-            raise UnreachableError("injected", url=self.url, key=key)
-        return super().get(key, start, length)
 
 
 def test_downloads_that_came_to_nothing_do_not_pile_up(world: World) -> None:
@@ -575,8 +563,8 @@ def test_downloads_that_came_to_nothing_do_not_pile_up(world: World) -> None:
             publisher.publish(weights=world.states[5 + round_ % 3]).result(30)
             head = world.chain.head()
             assert head is not None
-            with pytest.raises(UnreachableError):
-                follow(world, Without(world.store, head.object.key))
+            with world.store.fail("get", head.object.key), pytest.raises(UnreachableError):
+                follow(world)
             sizes.append(len(list((world.mirror / MIRROR).rglob("*.safetensors*"))))
         assert sizes[-1] <= head.position.version + 1
     publisher.close()

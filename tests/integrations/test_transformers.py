@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from channels import Counting
+from scripted_store import ScriptedStore
 
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("transformers")
@@ -22,7 +22,7 @@ import weightcast as wc  # noqa: E402
 from weightcast.channel.chain import Chain  # noqa: E402
 from weightcast.errors import ConflictError, UnreachableError, UsageError  # noqa: E402
 from weightcast.integrations.transformers import WeightcastCallback  # noqa: E402
-from weightcast.store.base import Data, Store  # noqa: E402
+from weightcast.store.base import Store  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
 from weightcast.torch import TorchTarget  # noqa: E402
 
@@ -128,11 +128,11 @@ class At(tf.TrainerCallback):
 class Held(tf.TrainerCallback):
     """Closes the bucket once the channel is begun."""
 
-    def __init__(self, store: Counting):
+    def __init__(self, store: ScriptedStore):
         self.store, self.held = store, False
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.store.gate.clear()
+        self.store.hang("put")
         self.held = True
 
 
@@ -143,22 +143,6 @@ def interrupt() -> None:
 def waiting(store: Store, **options: Any) -> tuple[WeightcastCallback, Waiting]:
     callback = WeightcastCallback(store, **options)
     return callback, Waiting(callback)
-
-
-class Unreliable(Counting):
-    """Refuses to take patches while it is down."""
-
-    down = False
-
-    def put(self, key: str, data: Data) -> None:
-        if self.down:
-            raise UnreachableError("no answer", url=self.url, key=key)
-        super().put(key, data)
-
-    def create(self, key: str, data: Data) -> bool:
-        if self.down:
-            raise UnreachableError("no answer", url=self.url, key=key)
-        return super().create(key, data)
 
 
 # -- what is published -------------------------------------------------------------------------------------------------
@@ -296,9 +280,9 @@ def test_a_process_ends_when_training_raises_while_the_bucket_hangs(tmp_path: Pa
     code = """
 import sys
 from test_transformers import *
-store = Counting(MemoryStore())
-trainer_of(small_model(BF16), Path(sys.argv[1]), WeightcastCallback(store), At(1, store.gate.clear), At(3, interrupt)
-).train()
+store = ScriptedStore()
+trainer_of(small_model(BF16), Path(sys.argv[1]), WeightcastCallback(store),
+    At(1, lambda: store.hang("put")), At(3, interrupt)).train()
 """
     ended = subprocess.run(
         [sys.executable, "-c", code, tmp_path],
@@ -315,9 +299,9 @@ trainer_of(small_model(BF16), Path(sys.argv[1]), WeightcastCallback(store), At(1
 
 
 def test_training_goes_on_while_the_bucket_is_down(tmp_path: Path) -> None:
-    store = Unreliable(MemoryStore())
+    store = ScriptedStore()
     callback = WeightcastCallback(store)
-    down, up = (At(step, lambda down=down: setattr(store, "down", down)) for step, down in ((1, True), (4, False)))
+    down, up = At(1, lambda: store.fail("put create")), At(4, store.behave)
     trainer = trainer_of(small_model(BF16), tmp_path, callback, down, up, max_steps=5)
     trainer.train()
     assert steps_of(store)[-1] == 5
@@ -325,9 +309,9 @@ def test_training_goes_on_while_the_bucket_is_down(tmp_path: Path) -> None:
 
 
 def test_what_is_not_in_the_bucket_at_the_end_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = Unreliable(MemoryStore())
+    store = ScriptedStore()
     callback = WeightcastCallback(store)
-    down = At(2, lambda: setattr(store, "down", True))
+    down = At(2, lambda: store.fail("put create"))
     trainer = trainer_of(small_model(BF16), tmp_path, callback, down, save_strategy="steps", save_steps=2)
     with pytest.raises(UnreachableError, match="no answer"):
         trainer.train()
@@ -336,7 +320,7 @@ def test_what_is_not_in_the_bucket_at_the_end_raises(tmp_path: Path, caplog: pyt
     assert hooks_of(trainer) == 0
     assert callback.receipt is not None
     assert callback.receipt.done()
-    store.down = False
+    store.behave()
     caplog.clear()
     with caplog.at_level(logging.WARNING, "weightcast"):
         trainer.remove_callback(down)
@@ -348,9 +332,9 @@ def test_what_is_not_in_the_bucket_at_the_end_raises(tmp_path: Path, caplog: pyt
 def test_what_a_raising_training_could_not_send_goes_with_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Unreliable(MemoryStore())
+    store = ScriptedStore()
     callback = WeightcastCallback(store)
-    breaking = [At(1, lambda: setattr(store, "down", True)), At(2, interrupt)]
+    breaking = [At(1, lambda: store.fail("put create")), At(2, interrupt)]
     trainer = trainer_of(small_model(BF16), tmp_path, callback, *breaking)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -360,7 +344,7 @@ def test_what_a_raising_training_could_not_send_goes_with_the_next(
         trainer.train()  # the channel cannot be taken up
     assert "could not send all" in caplog.text
     assert hooks_of(trainer) == 0
-    store.down = False
+    store.behave()
     trainer.train()
     assert_rounded(followed(store), trainer.model)
 
@@ -426,10 +410,10 @@ def test_logs_say_what_was_committed(tmp_path: Path) -> None:
 
 
 def test_logs_do_not_wait_for_the_bucket_and_evaluations_are_left_alone(tmp_path: Path) -> None:
-    store = Counting(MemoryStore())
+    store = ScriptedStore()
     callback = WeightcastCallback(store)
     trainer = trainer_of(
-        small_model(BF16), tmp_path, callback, At(3, store.gate.set), eval_strategy="steps", eval_steps=1
+        small_model(BF16), tmp_path, callback, At(3, store.behave), eval_strategy="steps", eval_steps=1
     )
     trainer.add_callback(hold := Held(store))
     result = trainer.train()

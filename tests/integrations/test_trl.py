@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import Bag
-from faults import AgedStore
+from scripted_store import ScriptedStore
 
 torch = pytest.importorskip("torch")
 
@@ -845,7 +845,7 @@ def test_a_mirror_without_an_engine_is_no_follower(opened: Opened, tmp_path: Pat
 
 @pytest.mark.parametrize(("age", "counts"), [(0, True), (80, True), (91, False), (1e6, False)])
 def test_only_what_was_told_lately_by_the_stores_own_clock_counts(age: float, counts: bool) -> None:
-    store = AgedStore(MemoryStore(), now=1e9)  # long ago, by ours
+    store = ScriptedStore(now=1e9)  # long ago, by ours
     head = wc.init(store, wc.Arrays({"w": np.zeros(3, np.float32)})).position
     chain = Chain.open(store)
     beat(chain, Heartbeat("engine", head, time.time(), None, 0.0))
@@ -854,7 +854,7 @@ def test_only_what_was_told_lately_by_the_stores_own_clock_counts(age: float, co
 
 
 def test_an_engine_whose_word_is_old_is_not_waited_for_and_not_believed(opened: Opened, tmp_path: Path) -> None:
-    store, weights = AgedStore(MemoryStore()), weights_of(SHAPES)
+    store, weights = ScriptedStore(now=1e9), weights_of(SHAPES)
     head = wc.init(store, weights).position
     beat(Chain.open(store), Heartbeat("gone", head, time.time(), None, 0.0))
     store.now += 91

@@ -7,15 +7,16 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hub
 import pytest
 from cases import same_bits
-from faults import AgedStore, Careless, Crash, FaultyStore
-from worlds import DAY, World, follow, nothing_like, opened, states
+from faults import Crash, FaultyStore
+from scripted_store import Request, ScriptedStore
+from worlds import DAY, NOW, World, follow, nothing_like, opened, states
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -32,14 +33,13 @@ from weightcast.errors import (
     UsageError,
 )
 from weightcast.follow.subscriber import Subscriber
-from weightcast.publish.from_checkpoint import publish
+from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
 from weightcast.store import open_store
-from weightcast.store.base import Data, Listed
+from weightcast.store.base import Store
 from weightcast.store.file import FileStore
 from weightcast.store.hub import HubStore
-from weightcast.store.memory import MemoryStore
 from weightcast.upkeep.collect import collect, reset
 from weightcast.upkeep.squash import squash
 from weightcast.upkeep.verify import verify, verify_deep
@@ -52,55 +52,7 @@ def world(ram: Path) -> World:
     return World.make(ram / "world").begin(2)
 
 
-class Hooked(AgedStore):
-    """A store that lets others act right before, or right behind, the first call that ``when`` picks."""
-
-    def __init__(self, store: AgedStore, when: Callable[[str, str], bool], act: Callable[[], object], behind: bool):
-        super().__init__(store)
-        self.times = store.times
-        self._when, self._act, self._behind = when, act, behind
-
-    def _around(self, what: str, key: str) -> Iterator[None]:
-        mine = self._when(what, key)
-        if mine:
-            self._when = lambda what, key: False
-        if mine and not self._behind:
-            self._act()
-        yield
-        if mine and self._behind:
-            self._act()
-
-    def put(self, key: str, data: Data) -> None:
-        for _ in self._around("put", key):
-            self.store.put(key, data)
-
-    def create(self, key: str, data: Data) -> bool:
-        made = False
-        for _ in self._around("create", key):
-            made = self.store.create(key, data)
-        return made
-
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        for _ in self._around("list", prefix):
-            yield from self.store.list(prefix, after)
-
-
-class OneFault(FaultyStore):
-    """The first call that looks like this meets the fault."""
-
-    def __init__(self, store: AgedStore, fault: str, call: str):
-        super().__init__(store, fault, 10**6)
-        self._wanted = call
-
-    def _turn(self, what: str, key: str) -> bool:
-        super()._turn(what, key)
-        mine = self.at == 10**6 and f"{what} {key}" == self._wanted
-        if mine:
-            self.at = len(self.calls)
-        return mine
-
-
-def publisher_of(store: AgedStore, weights: wc.Arrays, writer: str | None = None) -> Publisher:
+def publisher_of(store: Store, weights: wc.Arrays, writer: str | None = None) -> Publisher:
     return Publisher(store, wc.Arrays.copy_of(weights), threads=1, writer=writer)
 
 
@@ -244,12 +196,8 @@ def test_two_processes_at_once_without_a_fence(tmp_path: Path) -> None:
 
 def test_two_channels_begun_at_once_are_one(ram: Path) -> None:
     world = World.make(ram / "world")
-    rival = Hooked(
-        world.store,
-        lambda what, key: what == "create" and key == CHANNEL,
-        lambda: init(world.store, world.states[0]),
-        behind=False,
-    )
+    rival = ScriptedStore(world.store)
+    rival.before("create", CHANNEL, lambda _: init(world.store, world.states[0]), times=1)
     with pytest.raises(ConflictError, match="another writer made a channel here"):
         init(rival, world.states[1])
     world.check_readers([0])
@@ -257,9 +205,10 @@ def test_two_channels_begun_at_once_are_one(ram: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["refuse", "lose", "twice", "delay"])
 def test_a_commit_whose_answer_was_lost_is_ours(world: World, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wc.publisher, "_RETRY_AFTER", 0.01)
-    with Publisher(world.store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
-        publisher._chain.store = OneFault(world.store, fault, f"create {manifest_key(3)}")
+    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.01)
+    store = FaultyStore(world.store)
+    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
+        store.fault, store.at_request = fault, ("create", manifest_key(3))
         assert publisher.publish(weights=world.states[3]).result(30).position.version == 3
     world.check_readers([3])
 
@@ -274,7 +223,7 @@ def grow_and_collect(world: World) -> None:
             other.publish(weights=world.states[version]).result(30)
     follow(world, folder=world.root / "other")
     with opened(world, world.root / "other") as mirror:
-        wc.folders.cut_anchor(world.chain, mirror)
+        cut_anchor(world.chain, mirror)
     for _ in range(3):
         world.store.now += 1000.0
         collect(world.chain, SOON)
@@ -337,7 +286,7 @@ def test_an_anchor_of_a_loser_is_neither_read_nor_relied_on(world: World) -> Non
     orphan_anchor(world, 1, state=6)
     calls = FaultyStore(world.store)
     assert world.pull(store=calls) == 2
-    assert not [call for call in calls.calls if call.startswith(f"get {ANCHORS}000000000001")], "it was downloaded"
+    assert not calls.asked("get", f"{ANCHORS}000000000001"), "it was downloaded"
     for version in range(3):
         world.pull(version)
     assert list(verify(world.chain)) == []
@@ -424,17 +373,15 @@ def test_an_anchor_of_the_next_version_in_flight_is_not_collected_however_old_it
 def test_an_anchor_in_flight_is_not_collected(world: World) -> None:
     """Its first file is older than the grace period when the last one arrives."""
 
-    class Slow(AgedStore):
-        def put(self, key: str, data: Data) -> None:
-            world.store.put(key, data)
-            if key.startswith(ANCHORS):
-                world.store.now += 8.0
-                collect(world.chain, Retention(window=1e9, grace=10.0))
+    def collect_meanwhile(_: Request) -> None:
+        world.store.now += 8.0
+        collect(world.chain, Retention(window=1e9, grace=10.0))
 
     follow(world)
-    slow = Slow(world.store)
+    slow = ScriptedStore(world.store)
+    slow.after("put", ANCHORS, collect_meanwhile)
     with opened(world) as mirror:
-        wc.folders.cut_anchor(Chain(slow, world.chain.channel), mirror)
+        cut_anchor(Chain(slow, world.chain.channel), mirror)
     assert [edge.result for edge in world.chain.anchor_edges()] == [0, 2]
     world.check_readers([2])
 
@@ -447,17 +394,19 @@ def careless(ram: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     """On a store that says it creates and overwrites, and on one that never said so: the Hub's buckets."""
     world = World.make(ram / "careless")
     if request.param == "memory":
-        world.store = Careless(MemoryStore("careless"))
+        world.store = ScriptedStore(now=NOW)
+        world.store.overwrite()
         yield world.begin(2)
         return
     with hub.found(ram / "hub") as hugging_face:
-        world.store = AgedStore(HubStore(hugging_face.make_bucket("careless")))
+        world.store = ScriptedStore(HubStore(hugging_face.make_bucket("careless")), now=NOW)
         yield world.begin(2)
 
 
 def test_a_store_that_overwrites_is_found_out(careless: World, world: World) -> None:
     assert careless.chain.channel.fence == "list"
-    moved = Careless(world.store.store)
+    moved = ScriptedStore(world.store.store)
+    moved.overwrite()
     with pytest.raises(ChannelError, match="does not honour create-if-absent"):
         publisher_of(moved, world.states[2])
 
@@ -496,12 +445,8 @@ def test_without_a_fence_one_of_two_wins(careless: World, names: tuple[str, str]
             pass
         publisher.close()
 
-    store = Hooked(
-        careless.store,
-        lambda what, key: what == "put" and key.startswith(MANIFESTS),
-        lambda: write(other, "other"),
-        behind,
-    )
+    store = ScriptedStore(careless.store)
+    (store.after if behind else store.before)("put", MANIFESTS, lambda _: write(other, "other"), times=1)
     write(Publisher(store, wc.Arrays.copy_of(careless.states[2]), threads=1, writer=names[1]), "ours")
     assert won == (["ours"] if behind else ["other"])
     careless.check_readers([3])
@@ -512,10 +457,8 @@ def test_without_a_fence_who_sees_a_rival_withdraws(careless: World, name: str) 
     """Both have written and neither has looked: nobody may count on having won."""
     rival = manifest_key(3, name)
 
-    def write() -> None:
-        careless.store.put(rival, b"another writer's")
-
-    store = Hooked(careless.store, lambda what, key: what == "put" and key.startswith(MANIFESTS), write, behind=True)
+    store = ScriptedStore(careless.store)
+    store.after("put", MANIFESTS, lambda _: careless.store.put(rival, b"another writer's"), times=1)
     loses(Publisher(store, wc.Arrays.copy_of(careless.states[2]), threads=1, writer="m"), careless.states[3])
     assert [key for key in careless.objects() if key.startswith(f"{MANIFESTS}000000000003")] == [rival]
 
@@ -567,7 +510,7 @@ def test_publishing_from_several_threads_is_one_behind_the_other(world: World) -
 
 
 def test_a_publisher_that_could_not_send_can_be_closed_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wc.publisher, "_RETRY_AFTER", 0.01)
+    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.01)
     store = FaultyStore(world.store)
     publisher = Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1)
     store.fault, store.at = "part", len(store.calls) + 1
@@ -586,33 +529,25 @@ def test_a_publisher_that_could_not_send_can_be_closed_twice(world: World, monke
 
 
 def test_a_full_bucket_is_waited_for_like_any_other_trouble(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wc.publisher, "_RETRY_AFTER", 0.01)
+    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.01)
 
-    class Full(AgedStore):
-        full = False
-
-        def put(self, key: str, data: Data) -> None:
-            if self.full and key.startswith(DELTAS):
-                raise SpaceError("the store's disk is full")
-            super().put(key, data)
-
-    store = Full(world.store)
+    store = ScriptedStore(world.store)
     with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
-        store.full = True
+        full = store.fail("put", DELTAS, SpaceError("the disk of the store is full"))
         receipt = publisher.publish(weights=world.states[3])
         with pytest.raises(SpaceError):
             publisher.flush()
-        store.full = False
+        full.end()
         assert receipt.result(30).position.version == 3
     world.check_readers([3])
 
 
 def test_what_comes_while_a_commit_is_in_doubt_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first commit took effect and nobody heard: it stays as it is, and what came meanwhile is one version more."""
-    monkeypatch.setattr(wc.publisher, "_RETRY_AFTER", 0.05)
-    with Publisher(world.store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
-        store = OneFault(world.store, "part-after", f"create {manifest_key(3)}")
-        publisher._chain.store = store
+    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.05)
+    store = FaultyStore(world.store)
+    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
+        store.fault, store.at_request = "part-after", ("create", manifest_key(3))
         first = publisher.publish(weights=world.states[3])
         with pytest.raises(UnreachableError):
             publisher.flush()
@@ -671,7 +606,7 @@ def test_collecting_without_a_fence(careless: World) -> None:
         publisher.publish(weights=careless.states[3]).result(30)
     follow(careless)
     with opened(careless) as mirror:
-        wc.folders.cut_anchor(careless.chain, mirror)
+        cut_anchor(careless.chain, mirror)
     for _ in range(3):
         careless.store.now += 1000.0
         collect(careless.chain, SOON)

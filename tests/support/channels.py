@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ from cases import gaussian, moved
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.store.base import Data, Listed, Store
+from weightcast.store.base import Store
 
 
 def small_model(seed: int = 0, tensors: int = 3, elements: int = 2000) -> wc.Arrays:
@@ -65,44 +63,3 @@ def head_of(store: Store) -> wc.Position:
     head = Chain.open(store).head()
     assert head is not None
     return head.position
-
-
-class Counting:
-    """A store that counts what is asked of it, and can be held up."""
-
-    def __init__(self, store: Store):
-        self._store = store
-        self.calls: list[tuple[str, str]] = []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    def _called(self, verb: str, key: str) -> None:
-        self.calls.append((verb, key))
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._called("get", key)
-        return self._store.get(key, start, length)
-
-    def put(self, key: str, data: Data) -> None:
-        self._called("put", key)
-        self.gate.wait()
-        self._store.put(key, data)
-
-    def create(self, key: str, data: Data) -> bool:
-        self._called("create", key)
-        return self._store.create(key, data)
-
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        self._called("list", prefix)
-        return self._store.list(prefix, after)
-
-    def delete(self, key: str) -> None:
-        self._called("delete", key)
-        self._store.delete(key)
-
-    def since(self, start: int) -> list[tuple[str, str]]:
-        return self.calls[start:]

@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def run(operation: worlds.Operation, root: Path, at: int) -> int:
-    from faults import DeadlyDisk
+    from faulty_disk import DeadlyDisk
     from worlds import World
 
     world = World.at(root)

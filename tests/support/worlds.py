@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from cases import gaussian, moved, same_bits, write_folder
-from faults import AgedStore
+from scripted_store import ScriptedStore
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -32,6 +32,8 @@ from weightcast.upkeep.collect import collect
 from weightcast.upkeep.verify import verify
 
 DAY = 86400.0
+NOW = 1e9
+"""By the clock of a world's bucket, when it begins."""
 COUNT = 8
 """Versions that there may be."""
 KEEP_ALL = Retention(window=1e12, grace=DAY, patience=1e12)
@@ -67,14 +69,15 @@ class World:
     root: Path
     states: list[wc.Arrays]
     """By version; those behind the head are yet to come."""
-    store: AgedStore
+    store: ScriptedStore
+    """With a clock of its own, so that a test can let time pass."""
     memory: bool = True
 
     @classmethod
     def make(cls, root: Path, count: int = COUNT, *, memory: bool = True) -> World:
         (root / "tmp").mkdir(parents=True)
         store: Store = MemoryStore("w") if memory else FileStore(root / "bucket")
-        return cls(root, states(count), AgedStore(store), memory)
+        return cls(root, states(count), ScriptedStore(store, now=NOW), memory)
 
     @property
     def mirror(self) -> Path:
@@ -99,7 +102,7 @@ class World:
     @classmethod
     def at(cls, root: Path) -> World:
         """A world that another process made on disk; all that is in its bucket is old."""
-        world = cls(root, states(COUNT), AgedStore(FileStore(root / "bucket")), memory=False)
+        world = cls(root, states(COUNT), ScriptedStore(FileStore(root / "bucket"), now=NOW), memory=False)
         world.store.times = dict.fromkeys(world.objects(), world.store.now - 1000.0)
         return world
 
@@ -107,7 +110,7 @@ class World:
         """The same as another process finds it."""
         if self.memory:
             return self
-        store = AgedStore(FileStore(self.root / "bucket"), self.store.now)
+        store = ScriptedStore(FileStore(self.root / "bucket"), now=self.store.now)
         store.times = self.store.times
         return World(self.root, self.states, store, memory=False)
 
@@ -117,18 +120,18 @@ class World:
         store: Store = FileStore(root / "bucket")
         if self.memory:
             store = MemoryStore("w")
-            assert isinstance(self.store.store, MemoryStore)
-            store._objects = dict(self.store.store._objects)
-        aged = AgedStore(store, self.store.now)
-        aged.times = dict(self.store.times)
-        return World(root, self.states, aged, self.memory)
+            for listed in self.store.store.list(""):
+                store.put(listed.key, self.store.store.get(listed.key))
+        scripted = ScriptedStore(store, now=self.store.now)
+        scripted.times = dict(self.store.times)
+        return World(root, self.states, scripted, self.memory)
 
     @property
     def chain(self) -> Chain:
         return Chain.open(self.store)
 
     def objects(self) -> set[str]:
-        return {listed.key for listed in self.store.list("")} if self.memory else set(self._files("bucket"))
+        return self.store.keys() if self.memory else set(self._files("bucket"))
 
     def _files(self, folder: str) -> Iterator[str]:
         top = self.root / folder
