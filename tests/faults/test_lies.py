@@ -39,6 +39,7 @@ from weightcast.channel.notes import pin
 from weightcast.channel.policy import Pinned
 from weightcast.channel.records import ObjectRef, head_to_json, manifest_to_json
 from weightcast.channel.retention import Retention
+from weightcast.disk.checkpoint import save
 from weightcast.errors import ChannelError, FormatError, SpaceError, WeightcastError
 from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.from_checkpoint import cut_anchor
