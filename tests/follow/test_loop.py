@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import islice, pairwise
 
 import pytest
-from outages import FakeClock
+from fake_clock import FakeClock
 
 from weightcast.errors import BusyError, UnreachableError, WeightcastError
 from weightcast.follow.loop import rounds
