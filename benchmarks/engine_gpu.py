@@ -27,7 +27,8 @@ from weightcast.engine.learn import learn
 from weightcast.engine.live import LiveParameters, Prepared
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import Bits
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, VOCABULARY = 1024, 3072, 28, 2048, 1024, 151936
 ROWS = {"q": QUERIES, "k": KEYS, "v": KEYS, "gate": INNER, "up": INNER}

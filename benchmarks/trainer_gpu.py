@@ -26,7 +26,7 @@ from speed import qwen3_shapes
 from trainer_cpu import Parameters
 
 import weightcast as wc
-from weightcast.format.tensors import TensorSpec
+from weightcast.format.spec import TensorSpec
 from weightcast.torch.batch import Batch, Slot, batches_of
 from weightcast.torch.kernels.gpu import GpuKernels
 

@@ -23,28 +23,34 @@ Through a bucket, or a folder that stands for one:
 True
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from weightcast import _startup, errors  # noqa: F401 - the first import of all: signals, for the command alone
-from weightcast.channel.keys import Position
-from weightcast.channel.policy import AtLeast, Every, Newest, Pinned
-from weightcast.channel.records import Manifest
-from weightcast.disk.apply import apply_in_place, apply_to_copy, write_patch
-from weightcast.disk.checkpoint import Checkpoint
 from weightcast.errors import WeightcastError
-from weightcast.follow.mirror import reading
-from weightcast.follow.subscriber import Subscriber
-from weightcast.follow.update import Update
-from weightcast.format.diff import anchor, diff
-from weightcast.format.digest import Fingerprint, box_digest, fingerprint
-from weightcast.format.kernels.ready import warm_up
-from weightcast.format.patch import Patch, TensorPatch, advance, compose
-from weightcast.format.patchfile import decode, encode
-from weightcast.format.tensors import Arrays, TensorSpec, TensorTable, Weights, round_to
-from weightcast.format.workers import Workers
-from weightcast.publish.open import init
-from weightcast.publish.publisher import Publisher
-from weightcast.publish.receipt import Receipt
-from weightcast.store import open_store
-from weightcast.store.base import Store
+
+if TYPE_CHECKING:
+    from weightcast.channel.keys import Position
+    from weightcast.channel.policy import AtLeast, Every, Newest, Pinned
+    from weightcast.channel.records import Manifest
+    from weightcast.disk.apply import apply_in_place, apply_to_copy, write_patch
+    from weightcast.disk.checkpoint import Checkpoint
+    from weightcast.follow.mirror import reading
+    from weightcast.follow.subscriber import Subscriber
+    from weightcast.follow.update import Update
+    from weightcast.format.diff import anchor, diff
+    from weightcast.format.digest import Fingerprint, box_digest, fingerprint
+    from weightcast.format.kernels.ready import warm_up
+    from weightcast.format.patch import Patch, TensorPatch, advance, compose
+    from weightcast.format.patchfile import decode, encode
+    from weightcast.format.spec import TensorSpec, TensorTable
+    from weightcast.format.tensors import Arrays, Weights, round_to
+    from weightcast.format.workers import Workers
+    from weightcast.publish.open import init
+    from weightcast.publish.publisher import Publisher
+    from weightcast.publish.receipt import Receipt
+    from weightcast.store import open_store
+    from weightcast.store.base import Store
 
 __version__ = "0.1.0"
 
@@ -88,3 +94,72 @@ __all__ = [
     "warm_up",
     "write_patch",
 ]
+
+_HOMES = {
+    "channel.keys": ("Position",),
+    "channel.policy": (
+        "AtLeast",
+        "Every",
+        "Newest",
+        "Pinned",
+    ),
+    "channel.records": ("Manifest",),
+    "disk.apply": (
+        "apply_in_place",
+        "apply_to_copy",
+        "write_patch",
+    ),
+    "disk.checkpoint": ("Checkpoint",),
+    "follow.mirror": ("reading",),
+    "follow.subscriber": ("Subscriber",),
+    "follow.update": ("Update",),
+    "format.diff": (
+        "anchor",
+        "diff",
+    ),
+    "format.digest": (
+        "Fingerprint",
+        "box_digest",
+        "fingerprint",
+    ),
+    "format.kernels.ready": ("warm_up",),
+    "format.patch": (
+        "Patch",
+        "TensorPatch",
+        "advance",
+        "compose",
+    ),
+    "format.patchfile": (
+        "decode",
+        "encode",
+    ),
+    "format.spec": (
+        "TensorSpec",
+        "TensorTable",
+    ),
+    "format.tensors": (
+        "Arrays",
+        "Weights",
+        "round_to",
+    ),
+    "format.workers": ("Workers",),
+    "publish.open": ("init",),
+    "publish.publisher": ("Publisher",),
+    "publish.receipt": ("Receipt",),
+    "store": ("open_store",),
+    "store.base": ("Store",),
+}
+"""Which module has which public names. They are imported when first used: the command needs few of them, quickly."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'weightcast' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"weightcast.{_HOME_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME_OF]

@@ -32,7 +32,7 @@ from weightcast.errors import (
 )
 from weightcast.follow.mirror import Mirror
 from weightcast.format.scan import resolve
-from weightcast.format.tensors import TensorSpec
+from weightcast.format.spec import TensorSpec
 from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.store.base import Store
 from weightcast.store.file import FileStore

@@ -46,7 +46,7 @@ from weightcast.channel.records import (
     manifest_to_json,
 )
 from weightcast.errors import FormatError, UsageError, VersionError
-from weightcast.format.tensors import TensorSpec, TensorTable
+from weightcast.format.spec import TensorSpec, TensorTable
 
 A, B = "a" * 64, "b" * 64
 POSITION, BASE = Position(41, A), Position(40, B)

@@ -44,7 +44,7 @@ from weightcast.errors import AccessError, ChannelError, ConflictError, SpaceErr
 from weightcast.follow.loop import OnError
 from weightcast.follow.subscriber import Subscriber
 from weightcast.follow.update import Update
-from weightcast.format.tensors import TensorSpec
+from weightcast.format.spec import TensorSpec
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.store.memory import MemoryStore
@@ -480,7 +480,7 @@ def test_show_reads_tables_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             asked.append(len(data) if key.startswith("deltas/") else 0)
             return data
 
-    monkeypatch.setattr("weightcast.cli.console.open_store", lambda url, _: Counting(open_store(url)))
+    monkeypatch.setattr("weightcast.store.open_store", lambda url, _: Counting(open_store(url)))
     assert facts("show", url, 1)["bytes"] > 60_000
     assert 0 < sum(asked) < 17_000
 
@@ -1017,7 +1017,7 @@ def test_every_verb_has_short_help() -> None:
         done = run(verb, "--help")
         assert done.code == 0
         assert f"weightcast {verb}" in done.out or f"root {verb}" in done.out
-        assert re.search(rf"^│ {verb} ", listing, re.MULTILINE)
+        assert re.search(rf"^  {verb} ", listing, re.MULTILINE)
 
 
 def test_exit_codes_are_told_apart_and_documented() -> None:

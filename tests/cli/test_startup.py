@@ -1,4 +1,4 @@
-"""A signal while the command starts: real processes, stopped at named moments of their imports."""
+"""What the command imports before it works, and a signal meanwhile: real processes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,84 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import weightcast as wc
+from weightcast.cli.verbs import VERBS
 
 SCRIPT = Path(sys.executable).with_name("weightcast")
 MOMENTS = (
     "weightcast._startup",
-    "numpy",
-    "llvmlite.binding",
-    "numba.core.event",
-    "weightcast.format.kernels.compile",
-    "weightcast.store",
-    "rich.console",
+    "weightcast.errors",
+    "typer.core",
+    "weightcast.format.workers",
+    "weightcast.cli.text",
     "weightcast.cli.console",
 )
 """Modules in the order in which the command imports them."""
 
+HEAVY = {"numpy", "numba", "torch", "obstore", "huggingface_hub", "ssl", "rich", "pydantic"}
+"""Each takes from 0.05 to several seconds to import."""
+
 IMPORTED = re.compile(rb"import time: +\S+ \| +\S+ \| *(\S+)\n")
+
+
+def imported_by(*command: str | Path) -> set[str]:
+    """The modules that a command which succeeds imports."""
+    told = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(command, capture_output=True, env=told, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {name.decode() for name in IMPORTED.findall(done.stderr)}
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    url = tmp_path_factory.mktemp("channel")
+    weights = wc.Arrays({"w": np.zeros(100, np.float32)})
+    wc.init(url, weights)
+    with wc.Publisher(url, weights) as publisher:
+        weights.read("w")[7] = 1
+        publisher.publish(step=1)
+    return url
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--version",),
+        ("--help",),
+        ("log", "URL"),
+        ("log", "URL", "--json"),
+        ("status", "URL"),
+        ("plan", "URL", "--from", "nothing"),
+        ("plan", "URL", "--from", "0"),
+        ("pull", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_quick_verb_imports_nothing_heavy(channel: Path, arguments: tuple[str, ...]) -> None:
+    named = [str(channel) if argument == "URL" else argument for argument in arguments]
+    imported = imported_by(sys.executable, "-m", "weightcast", *named)
+    assert "weightcast.cli.console" in imported
+    assert not imported & (HEAVY - {"numpy", "numba"} if arguments[0] == "pull" else HEAVY)
+
+
+def test_help_imports_no_verb() -> None:
+    imported = imported_by(sys.executable, "-m", "weightcast", "--help")
+    assert not {f"weightcast.cli.{verb.module}" for verb in VERBS.values()} & imported
+
+
+def test_library_import_is_nearly_free() -> None:
+    imported = imported_by(sys.executable, "-c", "import weightcast; weightcast.__version__")
+    assert not imported & (HEAVY | {"typer", "logging", "weightcast.format.spec", "weightcast.store"})
 
 
 def signalled(command: list[str | Path], moment: str, number: int) -> tuple[int, bytes, list[bytes]]:
     """Run a command until it has imported a module, and send it a signal; its exit code and what it printed.
 
-    Python tells of every import on standard error. That pipe is made small, and not read behind the moment until the
-    signal is sent: the process cannot have gone far.
+    Python reports every import on standard error. That pipe is small, and not read past the moment until the signal
+    is sent: the process cannot have gone far.
     """
     told = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=told) as child:
@@ -65,14 +120,14 @@ def test_ctrl_c_while_the_command_starts_is_quiet(moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", MOMENTS[1::3])
-def test_and_as_a_module_with_a_verb(moment: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_a_verb_starts_as_a_module_is_quiet(moment: str, tmp_path: Path) -> None:
     code, out, said = signalled([sys.executable, "-m", "weightcast", "log", tmp_path], moment, signal.SIGINT)
     assert (code, out) == (130, b"")
     assert not [line for line in said if b"Traceback" in line or b"KeyboardInterrupt" in line], said
 
 
-def test_termination_is_quiet_too() -> None:
-    code, out, _ = signalled([SCRIPT, "log", "nowhere"], "numpy", signal.SIGTERM)
+def test_termination_while_the_command_starts_is_quiet() -> None:
+    code, out, _ = signalled([SCRIPT, "log", "nowhere"], "typer.core", signal.SIGTERM)
     assert (code, out) == (143, b"")
 
 

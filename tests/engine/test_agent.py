@@ -34,7 +34,7 @@ from weightcast.engine.vllm.compatibility import refuse_other_vllm  # noqa: E402
 from weightcast.engine.vllm.middleware import WeightVersions  # noqa: E402
 from weightcast.engine.worker import EngineWorker  # noqa: E402
 from weightcast.errors import EngineError, EngineGoneError, StoreError, UsageError  # noqa: E402
-from weightcast.format.tensors import TensorSpec, TensorTable  # noqa: E402
+from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
 
 def test_an_engine_follows_and_every_version_is_proven(training: Training, tmp_path: Path) -> None:

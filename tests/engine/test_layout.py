@@ -28,7 +28,8 @@ from weightcast.engine.layout import (
 from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS, tensor_digest
 from weightcast.format.kernels import places
-from weightcast.format.tensors import TensorSpec, TensorTable, round_to
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import round_to
 
 ranges = st.builds(Range, st.integers(0, 20), st.integers(0, 8), st.integers(1, 7))
 

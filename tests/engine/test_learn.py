@@ -19,7 +19,8 @@ import weightcast as wc  # noqa: E402
 from weightcast.engine.layout import Layout, Part, cast  # noqa: E402
 from weightcast.engine.learn import learn  # noqa: E402
 from weightcast.engine.live import LiveParameters  # noqa: E402
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable  # noqa: E402
+from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
+from weightcast.format.tensors import Bits  # noqa: E402
 
 Load = Callable[[torch.nn.Module, Stream], None]
 

@@ -26,7 +26,7 @@ from weightcast.engine.live import LiveParameters, Prepared  # noqa: E402
 from weightcast.errors import FormatError, UsageError  # noqa: E402
 from weightcast.format.patchfile import PatchReader  # noqa: E402
 from weightcast.format.safetensors import FileSource  # noqa: E402
-from weightcast.format.tensors import TensorSpec, TensorTable  # noqa: E402
+from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
 Pair = list[tuple[Engine, torch.nn.Module, LiveParameters]]
 

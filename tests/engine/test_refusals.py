@@ -24,7 +24,7 @@ from weightcast.engine.meeting import MisfitError  # noqa: E402
 from weightcast.engine.proof import prove  # noqa: E402
 from weightcast.engine.worker import EngineWorker  # noqa: E402
 from weightcast.errors import EngineError  # noqa: E402
-from weightcast.format.tensors import TensorSpec, TensorTable  # noqa: E402
+from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 

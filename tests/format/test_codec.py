@@ -16,7 +16,8 @@ from weightcast.format.kernels.bands import BLOCK
 from weightcast.format.patch import TensorPatch
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import BytesSource
-from weightcast.format.tensors import DTYPES, Bits
+from weightcast.format.spec import DTYPES
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import ONE
 
 codecs = pytest.mark.parametrize("codec", list(CODECS))

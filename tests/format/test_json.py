@@ -12,7 +12,8 @@ import pytest
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.errors import FormatError
-from weightcast.format.safetensors import FileSource, open_container, parse_json
+from weightcast.format.json import parse_json
+from weightcast.format.safetensors import FileSource, open_container
 from weightcast.store import open_store
 
 HALF = r'"\ud800"'

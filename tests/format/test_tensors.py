@@ -7,7 +7,8 @@ from cases import VALUE_DTYPES, Bag
 
 import weightcast as wc
 from weightcast.errors import UsageError, VersionError
-from weightcast.format.tensors import DTYPES, bits_of
+from weightcast.format.spec import DTYPES
+from weightcast.format.tensors import bits_of
 
 
 def test_every_safetensors_dtype_is_known() -> None:

@@ -15,7 +15,8 @@ from simple_reader import Rejected, apply_patch, position, read_checkpoint, tens
 
 import weightcast as wc
 from weightcast.errors import VersionError, WeightcastError
-from weightcast.format.tensors import DTYPES, Weights
+from weightcast.format.spec import DTYPES
+from weightcast.format.tensors import Weights
 
 SPEC = (Path(__file__).parents[2] / "docs" / "SPEC.md").read_text(encoding="utf-8")
 VECTORS = Path(__file__).parents[1] / "vectors" / "v1"

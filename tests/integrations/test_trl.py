@@ -41,7 +41,8 @@ from weightcast.errors import (  # noqa: E402
     UsageError,
     WeightcastError,
 )
-from weightcast.format.tensors import Bits, Copies, TensorSpec  # noqa: E402
+from weightcast.format.spec import TensorSpec  # noqa: E402
+from weightcast.format.tensors import Bits, Copies  # noqa: E402
 from weightcast.integrations import trl as transferring  # noqa: E402
 from weightcast.integrations.trl import Sync, WeightcastTransfer  # noqa: E402
 from weightcast.publish import publisher as publishing  # noqa: E402

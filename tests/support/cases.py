@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import weightcast as wc
-from weightcast.format.tensors import DTYPES, Bits, TensorSpec, TensorTable
+from weightcast.format.spec import DTYPES, TensorSpec, TensorTable
+from weightcast.format.tensors import Bits
 
 VALUE_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.per_value >= 8)
 PACKED_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.per_value < 8)

@@ -11,7 +11,7 @@ from cases import Bag, random_bits
 
 from weightcast.engine.layout import put_together
 from weightcast.engine.live import LiveParameters
-from weightcast.format.tensors import TensorSpec
+from weightcast.format.spec import TensorSpec
 from weightcast.torch.coordinates import DTYPES
 
 TORCH = {name: dtype for dtype, name in DTYPES.items()}

@@ -25,7 +25,7 @@ from transformers.core_model_loading import Concatenate, ConversionOps, WeightCo
 from weightcast.disk.checkpoint import Checkpoint  # noqa: E402
 from weightcast.errors import UsageError  # noqa: E402
 from weightcast.format.digest import fingerprint  # noqa: E402
-from weightcast.format.tensors import DTYPES as BIT_DTYPES  # noqa: E402
+from weightcast.format.spec import DTYPES as BIT_DTYPES  # noqa: E402
 from weightcast.format.tensors import Arrays  # noqa: E402
 from weightcast.torch.coordinates import DTYPES, Layout, layout_of, unwrapped  # noqa: E402
 

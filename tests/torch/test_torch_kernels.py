@@ -19,7 +19,8 @@ from weightcast.format.kernels.bands import BLOCK  # noqa: E402
 from weightcast.format.patch import ModelSize, Patch, TensorPatch  # noqa: E402
 from weightcast.format.patchfile import encode  # noqa: E402
 from weightcast.format.scan import Change  # noqa: E402
-from weightcast.format.tensors import TensorSpec, round_to  # noqa: E402
+from weightcast.format.spec import TensorSpec  # noqa: E402
+from weightcast.format.tensors import round_to  # noqa: E402
 from weightcast.format.workers import ONE, Workers  # noqa: E402
 from weightcast.torch.batch import WORDS, Batch, Copied, Slot  # noqa: E402
 from weightcast.torch.coordinates import DTYPES  # noqa: E402

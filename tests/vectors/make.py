@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import weightcast as wc
-from weightcast.format.tensors import DTYPES
+from weightcast.format.spec import DTYPES
 
 HERE = Path(__file__).parent / "v1"
 CODECS = ("plain", "gap", "banded")

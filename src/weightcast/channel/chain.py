@@ -65,7 +65,7 @@ from weightcast.errors import (
     UsageError,
     about,
 )
-from weightcast.format.tensors import TensorTable
+from weightcast.format.spec import TensorTable
 from weightcast.store.base import Data, Store, put_all
 from weightcast.store.download import mark_of, summary, summed
 from weightcast.store.probe import clock, honours_create

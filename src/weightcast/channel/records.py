@@ -24,8 +24,8 @@ from weightcast.channel.keys import (
 )
 from weightcast.disk.companions import is_wanted
 from weightcast.errors import FormatError, UsageError, VersionError, WeightcastError
-from weightcast.format.safetensors import MAX_ELEMENTS, MAX_RANK, parse_json
-from weightcast.format.tensors import TensorSpec, TensorTable
+from weightcast.format.json import parse_json
+from weightcast.format.spec import MAX_ELEMENTS, MAX_RANK, TensorSpec, TensorTable
 
 FORMAT = 1
 MAX_JSON = 1 << 26

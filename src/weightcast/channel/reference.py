@@ -26,7 +26,8 @@ from weightcast.errors import (
     UnsupportedError,
     UsageError,
 )
-from weightcast.format.safetensors import MAX_HEADER, parse_json
+from weightcast.format.json import parse_json
+from weightcast.format.safetensors import MAX_HEADER
 from weightcast.store.hub import asking, endpoint, library
 
 _COMPANIONS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]

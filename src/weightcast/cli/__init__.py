@@ -1,57 +1,121 @@
-"""The command `weightcast`: one file per verb."""
+"""The command `weightcast`: one module per verb, imported when the verb is called.
+
+To add a verb `name`: write `cli/name.py` with a function `name` whose parameters are typer's (`console` has the common
+ones: `Url`, `Threads`, `AsJson`) and whose docstring is what `weightcast name --help` shows; then add a line to
+`verbs.PANELS`, which is what `weightcast --help` shows. The function does its work inside `console.working`, opens
+buckets with `console.open_chain` or `console.open_bucket`, and prints with `say`, `facts`, `warn` and `tell`.
+
+Quick verbs (`log`, `status`, `plan`) import nothing at their top that needs numpy: see tests/cli/test_startup.py.
+"""
+
+from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable, Iterator, MutableMapping
+from importlib import import_module
+from typing import Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from weightcast.cli.apply import apply
-from weightcast.cli.attach import attach
-from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave, prepare_kernels
-from weightcast.cli.diff import diff
-from weightcast.cli.digest import digest
-from weightcast.cli.forget import forget
-from weightcast.cli.gc import gc
-from weightcast.cli.init import init
-from weightcast.cli.inspect import inspect
-from weightcast.cli.log import log
-from weightcast.cli.pin import pin, unpin
-from weightcast.cli.plan import plan
-from weightcast.cli.publish import publish
-from weightcast.cli.pull import pull
-from weightcast.cli.repair import repair
-from weightcast.cli.reset import reset
-from weightcast.cli.show import show
-from weightcast.cli.squash import squash
-from weightcast.cli.status import status
-from weightcast.cli.verify import verify
+from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave
+from weightcast.cli.verbs import PANELS, VERBS
+
+
+class _PlainValues:
+    """A command that passes on strings, defaults and what is left out as they are.
+
+    typer imports pydantic to look at any of them, which takes 0.1 s. Everything else is typer's to convert or refuse.
+    """
+
+    callback: Any
+
+    def get_params(self, context: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        kinds = get_type_hints(self.callback) if self.callback else {}
+        for parameter in parameters:
+            if "process_value" not in vars(parameter):
+                parameter.process_value = _plainly(parameter, kinds.get(parameter.name))
+        return parameters
+
+
+def _plainly(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
+    convert = parameter.process_value
+
+    def process(context: Any, value: Any) -> Any:
+        is_plain = isinstance(value, str) and kind in (str, str | None)
+        is_default = not isinstance(value, str) and value in (None, parameter.default) and not parameter.required
+        if (is_plain or is_default) and parameter.nargs == 1 and not parameter.multiple:
+            return parameter.callback(context, parameter, value) if parameter.callback else value
+        return convert(context, value)
+
+    return process
+
+
+class _Command(_PlainValues, TyperCommand):
+    """One verb."""
+
+
+class _Commands(MutableMapping[str, Any]):
+    """Commands by name. That of a verb is made, and its module imported, when it is asked for."""
+
+    def __init__(self, made: MutableMapping[str, Any]):
+        self._made = made
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            function = getattr(import_module(f"weightcast.cli.{VERBS[name].module}"), name.replace("-", "_"))
+            made = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_WIDE)
+            made.command(name, cls=_Command)(function)
+            self._made[name] = typer.main.get_command(made)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**VERBS, **self._made})
+
+    def __len__(self) -> int:
+        return len({**VERBS, **self._made})
+
+
+class _Verbs(_PlainValues, TyperGroup):
+    """Knows the names and summaries of all verbs without importing any."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.commands = _Commands(self.commands)
+
+    def list_commands(self, context: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, context: Any, formatter: Any) -> None:
+        width = max(map(len, VERBS))
+        for panel, verbs in PANELS.items():
+            with formatter.section(panel):
+                formatter.write_dl([(name.ljust(width), verb.summary) for name, verb in verbs.items()])
+
+
+_WIDE = {"max_content_width": 100}
 
 app = typer.Typer(
+    cls=_Verbs,
     help="Ship only the bits of a model that changed, losslessly.",
     epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help costs a quarter of a second
+    context_settings=_WIDE,
 )
-
-_PANELS = {
-    "Channels: weights through a bucket": (init, publish, pull, log, show, status, plan, verify),
-    "Engines": (attach,),
-    "Channels: upkeep": (squash, gc, pin, unpin, forget, repair, reset),
-    "Patches between checkpoints on disk": (diff, apply, inspect, digest),
-}
-for _panel, _verbs in _PANELS.items():
-    for _verb in _verbs:
-        app.command(rich_help_panel=_panel)(_verb)
-
-
-@app.command("warm-up", rich_help_panel="This machine")
-def warm_up() -> None:
-    """Compile the kernels now, so that nothing waits for it later."""
-    prepare_kernels()
 
 
 @app.callback(invoke_without_command=True)
-def version(show: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+def version(show: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if show:
         from weightcast import __version__
 

@@ -7,23 +7,18 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from weightcast.channel.chain import Chain
-from weightcast.channel.records import Manifest
-from weightcast.cli.terminal import Terminal, err, out
-from weightcast.cli.wording import one_line
+from weightcast.cli.progress import bars
+from weightcast.cli.text import Table, Text, printed
 from weightcast.disk.durable import Report, silent
 from weightcast.errors import (
     AccessError,
@@ -40,9 +35,12 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
-from weightcast.format.kernels.ready import warm_up
 from weightcast.format.workers import Workers
-from weightcast.store import open_store
+
+if TYPE_CHECKING:
+    from weightcast.channel.chain import Chain
+    from weightcast.channel.records import Manifest
+    from weightcast.store.base import Store
 
 EXIT_CODES: dict[type[Exception], int] = {
     UsageError: 2,
@@ -80,57 +78,9 @@ Url = Annotated[
 ]
 
 
-# -- progress ----------------------------------------------------------------------------------------------------------
-
-
-class _Bars:
-    """Bars on standard error, there only while something takes long: output never lands among them."""
-
-    _PATIENCE = 0.3
-    """Seconds: what is done sooner needs no bar."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._progress: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._begun = 0.0
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        with self._lock:
-            if not err.is_terminal:
-                return
-            self._begun = self._begun or time.monotonic()
-            if self._progress is None and time.monotonic() - self._begun < self._PATIENCE:
-                return
-            if self._progress is None:
-                self._progress = _progress()
-                self._progress.start()
-            if stage not in self._tasks:
-                self._tasks[stage] = self._progress.add_task(stage, total=total)
-            self._progress.update(self._tasks[stage], completed=done, total=total)
-
-    def clear(self) -> None:
-        """Leave no trace on the screen; the next report begins anew."""
-        with self._lock:
-            if self._progress is not None:
-                self._progress.stop()
-            self._progress, self._tasks, self._begun = None, {}, 0.0
-
-
-def _progress(console: Terminal = err) -> Progress:
-    left = TimeRemainingColumn()
-    percent = TextColumn("{task.percentage:>3.0f} %")
-    return Progress(
-        TextColumn("{task.description:>8}", markup=False), BarColumn(), percent, left, console=console, transient=True
-    )
-
-
-_bars = _Bars()
-
-
 def leave(number: int, frame: FrameType | None) -> None:
     """For a signal: end the process at once, and quietly. All that is written survives a kill."""
-    os.write(2, b"\x1b[?25h" if err.is_terminal else b"")  # a bar or a spinner may have hidden the cursor
+    os.write(2, b"\x1b[?25h" if sys.stderr.isatty() else b"")  # a bar or a spinner may have hidden the cursor
     os._exit(128 + number)
 
 
@@ -152,7 +102,7 @@ class _Stop:
     @contextmanager
     def printing(self) -> Iterator[None]:
         """The screen is ours: no bars, and a signal waits until a line is out, whole and once."""
-        _bars.clear()
+        bars.clear()
         if threading.current_thread() is not threading.main_thread():
             yield  # signals go to the main thread, and are not to be raised in another
             return
@@ -197,7 +147,7 @@ def working(threads: int | None, as_json: bool, kernels: bool = True) -> Iterato
         if kernels:
             prepare_kernels()
         with _stopping(), Workers(threads) as workers:
-            yield workers, _bars.report
+            yield workers, bars.report
     except BrokenPipeError:
         raise  # whoever reads our output has had enough of it
     except (WeightcastError, OSError) as error:
@@ -206,11 +156,14 @@ def working(threads: int | None, as_json: bool, kernels: bool = True) -> Iterato
         _complain("interrupted", {"kind": "KeyboardInterrupt", "text": "interrupted"}, as_json)
         raise typer.Exit(128 + (_stop.number or signal.SIGINT)) from None
     finally:
-        _bars.clear()
+        bars.clear()
 
 
 def prepare_kernels() -> None:
     """Compile or load the kernels where it can be seen, not inside the first thing that is measured."""
+    from weightcast.cli.terminal import err
+    from weightcast.format.kernels.ready import warm_up
+
     with err.status("preparing kernels (seconds, the first time on a machine)"):
         warm_up()
 
@@ -236,8 +189,7 @@ def _complain(text: str, fields: dict[str, str], as_json: bool) -> None:
     if as_json:
         tell({"error": fields})
         return
-    with _stop.printing():
-        err.print(Text.assemble(("error:", "bold red"), " ", one_line(text)), soft_wrap=True)
+    _labelled("error:", "bold red", text)
 
 
 def fields_of(error: Exception) -> dict[str, str]:
@@ -285,8 +237,12 @@ def writing_to(target: Path) -> Iterator[None]:
 
 def warn(text: str) -> None:
     """One line on standard error; the work goes on."""
+    _labelled("warning:", "bold yellow", text)
+
+
+def _labelled(label: str, style: str, text: str) -> None:
     with _stop.printing():
-        err.print(Text.assemble(("warning:", "bold yellow"), " ", one_line(text)), soft_wrap=True)
+        print(printed(Text.assemble((label, style), " ", text), sys.stderr), file=sys.stderr, flush=True)
 
 
 class Logged(logging.Handler):
@@ -300,16 +256,16 @@ class Logged(logging.Handler):
         warn(text)
 
 
-def say(what: RenderableType) -> None:
-    """Print for people. Strings are not markup, and cannot act on the terminal: much of what they say is others'."""
+def say(what: str | Text | Table) -> None:
+    """Print for people: a string is one line. Nothing in it can act on the terminal."""
     with _stop.printing():
-        out.print(what, soft_wrap=isinstance(what, (str, Text)))
+        print(printed(what), flush=True)
 
 
 def tell(values: dict[str, Any]) -> None:
     """Print for programs: one line."""
     with _stop.printing():
-        typer.echo(json.dumps(values))
+        print(json.dumps(values), flush=True)
 
 
 def _shown(value: Any) -> str:
@@ -323,18 +279,29 @@ def facts(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         tell(values)
         return
-    shown = [(one_line(name), one_line(_shown(value))) for name, value in values.items()]
-    width = max(len(name) for name, _ in shown)
-    for name, text in shown:
-        say(Text.assemble((f"{name:>{width}}", "dim"), "  ", text))
+    table = Table(header=False)
+    table.add_column(justify="right", style="dim")
+    table.add_column()
+    for name, value in values.items():
+        table.add_row(name, _shown(value))
+    say(table)
 
 
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
+def open_bucket(url: str, report: Report = silent) -> Store:
+    """The bucket at an address; ``report`` is for uploads."""
+    from weightcast.store import open_store
+
+    return open_store(url, report)
+
+
 def open_chain(url: str, report: Report = silent) -> Chain:
     """The channel at an address; ``report`` is for uploads."""
-    return Chain.open(open_store(url, report))
+    from weightcast.channel.chain import Chain
+
+    return Chain.open(open_bucket(url, report))
 
 
 def commit_of(chain: Chain, version: int) -> Manifest:

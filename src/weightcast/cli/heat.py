@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.table import Table
-from rich.text import Text
-
-from weightcast.format.tensors import TensorTable
+from weightcast.cli.text import Table, Text
+from weightcast.format.spec import TensorTable
 
 _STEPS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 """Densities at which the next block begins."""
@@ -130,8 +128,8 @@ def block(density: float) -> Text:
 
 def drawn(stack: Stack) -> Table:
     """A stack of layers, one row each."""
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("layer", justify="right", style="dim", no_wrap=True)
+    table = Table()
+    table.add_column("layer", justify="right", style="dim")
     for kind in stack.kinds:
         table.add_column(kind, justify="right")
     for layer in stack.layers:
@@ -142,8 +140,8 @@ def drawn(stack: Stack) -> Table:
 
 def listed(cells: Mapping[str, Cell]) -> Table:
     """Tensors by name, where there are no layers to draw."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(justify="right", no_wrap=True)
+    table = Table(header=False)
+    table.add_column(justify="right")
     table.add_column()
     for name, cell in cells.items():
         table.add_row(block(cell.density), name)

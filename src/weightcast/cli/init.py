@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from weightcast.channel.records import Reference
-from weightcast.cli.console import AsJson, Threads, Url, facts, warn, working
+from weightcast.cli.console import AsJson, Threads, Url, facts, open_bucket, warn, working
 from weightcast.errors import UsageError
 from weightcast.publish import open as begin
 from weightcast.publish.open import left_out
-from weightcast.store import open_store
 
 
 def init(
@@ -42,7 +41,7 @@ def init(
     with working(threads, as_json) as (workers, report):
         began = time.monotonic()
         weights, elsewhere = _weights(checkpoint, from_hub, reference)
-        store = open_store(url, report)
+        store = open_bucket(url, report)
         manifest = begin.init(store, weights, reference=elsewhere, step=step, workers=workers, report=report)
         values = {
             "channel": store.url,

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from weightcast.cli.console import AsJson, facts, say, tell, working
+from weightcast.cli.text import Table
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 
@@ -24,7 +24,7 @@ def inspect(
     facts(summary, as_json=False)
     if not tensors:
         return
-    table = Table(box=None, header_style="dim")
+    table = Table()
     table.add_column("tensor")
     for column in ("dtype", "shape", "changed", "density", "bytes", "bits/change"):
         table.add_column(column, justify="right")

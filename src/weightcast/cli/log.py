@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from weightcast.channel import notes
 from weightcast.channel.chain import Chain
 from weightcast.channel.records import Manifest
 from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
+from weightcast.cli.text import Table, Text
 from weightcast.cli.wording import one_line, ratio, size, span
 from weightcast.errors import FormatError, MissingError
 
@@ -119,11 +118,11 @@ def _fields(chain: Chain, entry: Entry) -> dict[str, Any]:
 
 
 def _table(chain: Chain, entries: list[Entry], now: float) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    table = Table()
     for column in ("version", "step", "age", "changed", "bytes", "to full", "codec"):
-        table.add_column(column, justify="left" if column == "codec" else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column == "codec" else "right")
     table.add_column("")
-    table.add_column("writer", overflow="ellipsis", no_wrap=True)
+    table.add_column("writer", shrink=True)
     for entry in entries:
         version = Text(str(entry.version), "yellow")
         if entry.manifest is None:

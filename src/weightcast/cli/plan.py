@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.edge import Edge
 from weightcast.channel.records import Manifest
 from weightcast.channel.route import Route, cheapest_route, route_bytes
 from weightcast.cli.console import AsJson, Threads, Url, commit_of, head_of, open_chain, say, tell, working
-from weightcast.cli.held import held
+from weightcast.cli.text import Table
 from weightcast.cli.wording import ratio, size
 from weightcast.disk.durable import Report
-from weightcast.disk.staged import fingerprint_of
 from weightcast.errors import ChannelError, UsageError
 from weightcast.format.workers import Workers
 
@@ -84,6 +82,9 @@ def choose(edges: list[Edge], start: int | None, goal: int) -> Choice | None:
 
 
 def _version_of(folder: Path, chain: Chain, head: Manifest, workers: Workers, report: Report) -> int:
+    from weightcast.cli.held import held  # needs numpy, and a plan from a version does not
+    from weightcast.disk.staged import fingerprint_of
+
     with held(folder, chain.channel) as found:
         if found.claim is not None:
             return found.claim.version
@@ -113,9 +114,9 @@ def _print(choice: Choice, at: int | None, goal: int, full: int) -> None:
     if not choice.route:
         say(f"nothing to do: version {goal} is there")
         return
-    steps = Table(box=None, header_style="dim", pad_edge=False)
+    steps = Table()
     for column in ("kind", "from", "", "to", "bytes"):
-        steps.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
+        steps.add_column(column, justify="left" if column == "kind" else "right")
     for edge in choice.route:
         base = "nothing" if edge.base is None else str(edge.base)
         steps.add_row(edge.kind, base, "→", str(edge.result), size(edge.nbytes))
@@ -126,10 +127,10 @@ def _print(choice: Choice, at: int | None, goal: int, full: int) -> None:
 
 def _totals(choice: Choice, at: int | None, full: int) -> Table:
     replay = "every delta" if at is not None else "oldest anchor, every delta"
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", justify="right", no_wrap=True)
+    table = Table(header=False)
+    table.add_column(style="dim", justify="right")
     for _ in range(4):
-        table.add_column(justify="right", no_wrap=True)
+        table.add_column(justify="right")
     rows = {"this route": choice.route, replay: choice.replay, "newest anchor, deltas": choice.anew}
     for name, route in rows.items():
         if route is None:

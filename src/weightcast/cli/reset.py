@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from weightcast.channel.chain import Chain
-from weightcast.cli.console import AsJson, Url, facts, warn, working
+from weightcast.cli.console import AsJson, Url, facts, open_bucket, warn, working
 from weightcast.cli.wording import one_line
 from weightcast.errors import FormatError, UsageError, VersionError
-from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.upkeep import collect
 
@@ -21,7 +20,7 @@ def reset(
 ) -> None:
     """Delete a channel with all its versions, so that another can begin in its place."""
     with working(1, as_json, kernels=False):
-        store = open_store(url)
+        store = open_bucket(url)
         chain = _channel(store)
         if not yes:
             _ask(f"Delete the channel at {one_line(store.url)} with {_last(chain)}?")

@@ -3,8 +3,6 @@
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.records import Manifest, ObjectRef
@@ -12,6 +10,7 @@ from weightcast.cli.console import AsJson, Url, commit_of, facts, open_chain, sa
 from weightcast.cli.heat import block, drawn, heat_of, legend, listed
 from weightcast.cli.inspect import describe
 from weightcast.cli.pin import Version
+from weightcast.cli.text import Table, Text
 from weightcast.cli.wording import moment, one_line, size
 from weightcast.errors import FormatError
 from weightcast.format.patchfile import PatchReader
@@ -88,9 +87,9 @@ def _draw(chain: Chain, rows: list[dict[str, Any]]) -> None:
 
 
 def _list(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    table = Table()
     for column in ("% changed", "changed", "bytes"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")
     table.add_column("tensor")
     for row in rows:
         table.add_row(block(row["density"]), f"{row['changed']:,}", f"{row['bytes']:,}", row["name"])

@@ -1,22 +1,23 @@
 """`weightcast status URL`, `weightcast status FOLDER`"""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from weightcast.channel import notes
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import ANCHORS, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
+from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
 from weightcast.channel.records import Heartbeat, Lease, Manifest
 from weightcast.cli.console import AsJson, Url, facts, head_of, open_chain, say, tell, working
-from weightcast.cli.held import Standing, standing_of_mirror
+from weightcast.cli.text import Table, Text
 from weightcast.cli.wording import one_line, size, span
-from weightcast.follow.command_record import read_ran
 from weightcast.store.base import Listed, debris
+
+if TYPE_CHECKING:
+    from weightcast.cli.held import Standing
 
 _KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, DOOMED)
 
@@ -27,7 +28,7 @@ def status(url: Url, as_json: AsJson = False) -> None:
     Of a mirror's folder: which version its files are, which its log leads to, and for which its command ran.
     """
     with working(1, as_json, kernels=False):
-        mirror = standing_of_mirror(Path(url)) if "://" not in url else None
+        mirror = _read_mirror(Path(url)) if "://" not in url else None
         if mirror is not None:
             facts(_mirror(Path(url), mirror), as_json)
             return
@@ -37,7 +38,17 @@ def status(url: Url, as_json: AsJson = False) -> None:
         tell(found) if as_json else _print(found)
 
 
+def _read_mirror(folder: Path) -> Standing | None:
+    if (folder / CHANNEL).exists():
+        return None
+    from weightcast.cli.held import standing_of_mirror  # needs numpy, and a channel's status does not
+
+    return standing_of_mirror(folder)
+
+
 def _mirror(folder: Path, mirror: Standing) -> dict[str, Any]:
+    from weightcast.follow.command_record import read_ran
+
     ran = read_ran(folder)
     return {
         "channel": mirror.url or None,
@@ -124,10 +135,10 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _replicas(replicas: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    table = Table()
     table.add_column("replica")
     for column in ("version", "behind", "command", "paused", "heard"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")
     table.add_column("error")
     for row in replicas:
         paused = "" if row["pause"] is None else f"{1000 * row['pause']:.0f} ms"

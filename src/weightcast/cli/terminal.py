@@ -1,12 +1,7 @@
-"""The two consoles that every verb prints to. Text from outside cannot act on the terminal behind them.
-
-Names of tensors, files and replicas, addresses, and messages of engines and libraries are written by others. Whatever
-is printed here is made visible first, however it was put together: nobody has to remember it.
-"""
+"""The console of rich that progress bars are drawn on. All else is printed through `text`, which needs no rich."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +45,4 @@ def visible(text: Text) -> Text:
     return made
 
 
-# In a pipe nobody knows how wide the page is: cut nothing.
-out = Terminal(width=None if sys.stdout.isatty() else 10_000)
 err = Terminal(stderr=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import CHANNEL
@@ -30,6 +29,7 @@ from weightcast.cli.console import (
     writing_to,
 )
 from weightcast.cli.held import Claim, held
+from weightcast.cli.text import Text
 from weightcast.cli.wording import one_line
 from weightcast.disk.durable import Report
 from weightcast.disk.staged import fingerprint_of

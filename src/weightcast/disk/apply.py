@@ -25,7 +25,8 @@ from weightcast.format.digest import Fingerprint, tensor_digest
 from weightcast.format.patch import ModelSize, departure, refuse_other_tensor
 from weightcast.format.patchfile import PatchReader, PatchWriter
 from weightcast.format.safetensors import FileSource
-from weightcast.format.tensors import TensorSpec, Weights, elements_of
+from weightcast.format.spec import TensorSpec, elements_of
+from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE, Workers
 
 

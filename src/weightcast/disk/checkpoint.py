@@ -12,16 +12,10 @@ from typing import Any
 import numpy as np
 
 from weightcast.errors import CheckpointError, FormatError, InterruptedApplyError, UsageError, about
-from weightcast.format.safetensors import (
-    MAX_HEADER,
-    Container,
-    Entry,
-    FileSource,
-    header_bytes,
-    open_container,
-    parse_json,
-)
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable, Weights
+from weightcast.format.json import parse_json
+from weightcast.format.safetensors import MAX_HEADER, Container, Entry, FileSource, header_bytes, open_container
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import Bits, Weights
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

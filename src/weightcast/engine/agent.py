@@ -52,7 +52,7 @@ from weightcast.follow.loop import OnError
 from weightcast.follow.mirror import INSTANCE, Mirror
 from weightcast.follow.subscriber import NEWEST, Subscriber
 from weightcast.format.digest import Fingerprint
-from weightcast.format.tensors import TensorTable
+from weightcast.format.spec import TensorTable
 from weightcast.store.backoff import CLOCK, Backoff, Clock
 from weightcast.store.base import Store
 

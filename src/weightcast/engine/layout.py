@@ -18,7 +18,8 @@ import numpy.typing as npt
 from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import places
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable, round_to
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import Bits, round_to
 
 
 @dataclass(frozen=True)

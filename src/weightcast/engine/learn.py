@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from weightcast.engine.layout import WIDENED, Box, Layout, Part, Range, can_cast, natural_strides
-from weightcast.format.tensors import TensorSpec, TensorTable
+from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}

@@ -22,8 +22,9 @@ from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu, places
 from weightcast.format.patch import refuse_other_tensor
 from weightcast.format.patchfile import PatchReader
+from weightcast.format.spec import TensorSpec, dtype_named
 from weightcast.format.table import Row
-from weightcast.format.tensors import Bits, TensorSpec, Weights, dtype_named, refuse_other_bits
+from weightcast.format.tensors import Bits, Weights, refuse_other_bits
 from weightcast.format.workers import ONE
 from weightcast.torch.batch import WORDS
 from weightcast.torch.kernels.operations import mix

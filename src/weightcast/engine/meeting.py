@@ -20,7 +20,7 @@ from weightcast.engine.client import Engine, understood
 from weightcast.engine.layout import Held, Sum, put_together
 from weightcast.errors import EngineError
 from weightcast.format.digest import Fingerprint, table_json
-from weightcast.format.tensors import TensorTable
+from weightcast.format.spec import TensorTable
 
 _NAMED = 8
 """Names in a message."""

@@ -30,7 +30,8 @@ from weightcast.engine.meeting import PROTOCOL
 from weightcast.errors import UsageError, WeightcastError
 from weightcast.follow.holder import Layers
 from weightcast.format.digest import table_json
-from weightcast.format.tensors import TensorSpec, TensorTable, Weights
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import Weights
 from weightcast.torch.coordinates import DTYPES
 
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}

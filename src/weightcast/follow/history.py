@@ -21,7 +21,8 @@ from weightcast.format.digest import Fingerprint
 from weightcast.format.patch import ModelSize, TensorPatch
 from weightcast.format.patchfile import PatchReader, PatchWriter
 from weightcast.format.safetensors import FileSource
-from weightcast.format.tensors import Bits, TensorTable
+from weightcast.format.spec import TensorTable
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import ONE
 
 MOST = 16

@@ -57,7 +57,8 @@ from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint, tensor_digest
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
-from weightcast.format.tensors import TensorTable, Weights
+from weightcast.format.spec import TensorTable
+from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE, Workers
 
 POSITION, INSTALL = "position.json", "install.json"

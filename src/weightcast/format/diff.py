@@ -8,7 +8,8 @@ from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS, Fingerprint, fingerprint
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import ModelSize, Patch, TensorPatch
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable, Weights, elements_of, refuse_other_bits
+from weightcast.format.spec import TensorSpec, TensorTable, elements_of
+from weightcast.format.tensors import Bits, Weights, refuse_other_bits
 from weightcast.format.workers import ONE, Workers
 
 _SPAN = 1 << 20

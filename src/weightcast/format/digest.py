@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from weightcast.errors import UsageError
 from weightcast.format.kernels import cpu
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable, Weights, bits_of, elements_of
+from weightcast.format.spec import TensorSpec, TensorTable, elements_of
+from weightcast.format.tensors import Bits, Weights, bits_of
 from weightcast.format.workers import ONE, Workers
 
 MODULUS = 1 << 64

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from weightcast.errors import BaseError, ResultError, UsageError
 from weightcast.format.digest import MODULUS, Fingerprint, tensor_digest
 from weightcast.format.kernels import cpu
-from weightcast.format.tensors import Bits, Target, TensorSpec, TensorTable, refuse_other_bits
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import Bits, Target, refuse_other_bits
 
 Indices = npt.NDArray[np.int64]
 

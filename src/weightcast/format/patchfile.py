@@ -18,19 +18,13 @@ import numpy as np
 from weightcast.errors import FormatError, UsageError, VersionError, about
 from weightcast.format.codec import CODECS, Coded
 from weightcast.format.codec.ranks import Ranks
+from weightcast.format.json import parse_json
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
-from weightcast.format.safetensors import (
-    BytesSource,
-    Container,
-    Entry,
-    Source,
-    header_bytes,
-    open_container,
-    parse_json,
-)
+from weightcast.format.safetensors import BytesSource, Container, Entry, Source, header_bytes, open_container
+from weightcast.format.spec import TensorSpec
 from weightcast.format.table import Row, pack_rows, unpack_rows
-from weightcast.format.tensors import Bits, TensorSpec, Weights, refuse_other_bits
+from weightcast.format.tensors import Bits, Weights, refuse_other_bits
 from weightcast.format.workers import ONE, Workers
 
 FORMAT = 1

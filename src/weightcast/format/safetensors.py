@@ -12,19 +12,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from weightcast.errors import CheckpointError, FormatError, WeightcastError, about
-from weightcast.format.tensors import dtype_named
+from weightcast.format.json import parse_json
+from weightcast.format.spec import MAX_ELEMENTS, MAX_RANK, dtype_named
 
 MAX_HEADER = 100_000_000
 """The limit that safetensors' own readers have."""
-
-MAX_RANK = 64
-MAX_ELEMENTS = 1 << 48
 
 
 class Source(Protocol):
@@ -189,41 +187,6 @@ def _opens_a_header(source: Source) -> bool:
     first = np.empty(1, np.uint8)
     source.read_into(first.data, 8)
     return first.tobytes() == b"{"
-
-
-def parse_json(data: bytes, what: str) -> Any:
-    """JSON from outside, which holds only what can be worked with; `FormatError` for anything else.
-
-    UTF-8, no key twice, no half characters, finite numbers, no depth that exhausts the stack.
-    """
-
-    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise FormatError(f"the {what} has a key twice")
-        return found
-
-    try:
-        found = json.loads(
-            data.decode("utf-8"), object_pairs_hook=checked, parse_float=_finite, parse_constant=_no_number
-        )
-        if b"\\u" in data:
-            # Only an escape can bring half a pair past the decoder. Writing the values out finds it anywhere in them.
-            json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise FormatError(f"the {what} has half a surrogate pair for a character") from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"the {what} is no JSON: {error}") from None
-    return found
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:20]} is no number")
 
 
 def _entry(name: str, fields: Any) -> Entry:

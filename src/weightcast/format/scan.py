@@ -11,7 +11,8 @@ from weightcast.format.codec.ranks import Ranks, rank
 from weightcast.format.diff import diff_tensor, refuse_other_table
 from weightcast.format.digest import MODULUS, Fingerprint
 from weightcast.format.patch import Indices, ModelSize, Patch, TensorPatch
-from weightcast.format.tensors import Bits, Copies, TensorSpec, Weights, elements_of
+from weightcast.format.spec import TensorSpec, elements_of
+from weightcast.format.tensors import Bits, Copies, Weights
 from weightcast.format.workers import Workers
 
 

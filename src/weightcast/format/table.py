@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.format.kernels.bands import BLOCK
-from weightcast.format.safetensors import MAX_ELEMENTS
-from weightcast.format.tensors import DTYPES, TensorSpec
+from weightcast.format.spec import DTYPES, MAX_ELEMENTS, TensorSpec
 
 MAX_ROWS = 1 << 18
 MAX_TABLE = 1 << 24

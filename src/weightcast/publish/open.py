@@ -22,7 +22,8 @@ from weightcast.disk.durable import Report, scratch, silent
 from weightcast.disk.staged import fingerprint_of
 from weightcast.errors import ChannelError, UsageError
 from weightcast.format.diff import refuse_other_table
-from weightcast.format.tensors import TensorTable, Weights, refuse_no_weights
+from weightcast.format.spec import TensorTable
+from weightcast.format.tensors import Weights, refuse_no_weights
 from weightcast.format.workers import ONE, Workers
 from weightcast.store import open_store
 from weightcast.store.base import Store

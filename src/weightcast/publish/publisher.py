@@ -35,7 +35,8 @@ from weightcast.format.digest import Fingerprint, fingerprint
 from weightcast.format.patch import Patch, compose
 from weightcast.format.patchfile import encode
 from weightcast.format.scan import Detector, Scan, Shadowed, resolve
-from weightcast.format.tensors import Copies, TensorTable, Weights, refuse_no_weights
+from weightcast.format.spec import TensorTable
+from weightcast.format.tensors import Copies, Weights, refuse_no_weights
 from weightcast.format.workers import Workers
 from weightcast.publish.open import announce, channel_in, init, new_writer, open_for_writing
 from weightcast.publish.receipt import Receipt

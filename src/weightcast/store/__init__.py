@@ -14,14 +14,10 @@ from pathlib import Path
 from weightcast.disk.durable import Report, silent
 from weightcast.errors import UsageError
 from weightcast.store.base import Store
-from weightcast.store.file import FileStore
-from weightcast.store.http import HttpStore
-from weightcast.store.hub import HubStore
-from weightcast.store.memory import memory_named
-from weightcast.store.object import SCHEMES, ObjectStore
 from weightcast.store.retry import Patient
 
-_KNOWN = ["file", "memory", *SCHEMES, "hf", "http", "https"]
+_CLOUDS = ("s3", "s3a", "gs", "az")
+_KNOWN = ["file", "memory", *_CLOUDS, "hf", "http", "https"]
 _EXAMPLES = (
     "A folder, or file:///folder, s3://bucket/folder, gs://…, az://…, hf://buckets/OWNER/NAME, "
     "https://host/folder, memory://name."
@@ -34,25 +30,40 @@ def open_store(url: str | Path, report: Report = silent) -> Store:
     Credentials and endpoints are those of the clouds' own environment variables. A store that knows how far the
     upload of a large file is tells ``report``.
     """
+    # Each kind of store is imported when one is opened: a folder needs no TLS.
     if isinstance(url, Path):
-        return Patient(FileStore(url))
+        return _folder(url)
     scheme, separator, rest = url.partition("://")
     if not separator:
         _refuse_slip(url)
-        return Patient(FileStore(_expanded(url)))
+        return _folder(_expanded(url))
     scheme = scheme.lower()
     if scheme == "file":
-        return Patient(FileStore(_path_of(url)))
+        return _folder(_path_of(url))
     if scheme == "memory" and re.fullmatch(r"[\w.-]+", rest):
+        from weightcast.store.memory import memory_named
+
         return Patient(memory_named(rest), timeout=None)
-    if scheme in SCHEMES:
+    if scheme in _CLOUDS:
+        from weightcast.store.object import ObjectStore
+
         return Patient(ObjectStore(f"{scheme}://{rest}"))
     if scheme == "hf":
-        # Both libraries below try again by themselves, for 23 s and longer: twice that is patience enough.
+        from weightcast.store.hub import HubStore
+
+        # Both libraries below retry by themselves, for 23 s and longer: two attempts are enough.
         return Patient(HubStore(f"{scheme}://{rest}", report), attempts=2)
     if scheme in ("http", "https"):
+        from weightcast.store.http import HttpStore
+
         return Patient(HttpStore(f"{scheme}://{rest}"))
     raise _unknown(url, scheme)
+
+
+def _folder(path: Path) -> Store:
+    from weightcast.store.file import FileStore
+
+    return Patient(FileStore(path))
 
 
 def _expanded(path: str) -> Path:

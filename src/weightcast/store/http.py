@@ -24,7 +24,7 @@ from weightcast.errors import (
     VersionError,
     about,
 )
-from weightcast.format.safetensors import parse_json
+from weightcast.format.json import parse_json
 from weightcast.store.base import Data, Listed, check_key, check_prefix, check_range, is_key
 
 INDEX = "index.json"

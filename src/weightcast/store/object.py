@@ -18,8 +18,6 @@ from weightcast.store.errors_obstore import status_of, translated
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, S3Store
 
-SCHEMES = ("s3", "s3a", "gs", "az")
-
 _LOGINS = {
     "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or `pip install boto3` and set AWS_PROFILE.",
     "gs": "Set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`.",

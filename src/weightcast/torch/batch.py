@@ -15,7 +15,8 @@ import torch
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.patch import Indices
 from weightcast.format.scan import Change
-from weightcast.format.tensors import Bits, TensorSpec
+from weightcast.format.spec import TensorSpec
+from weightcast.format.tensors import Bits
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of an element's size. Signed ones, which torch can do more with; the bits are the same."""

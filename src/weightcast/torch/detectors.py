@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 from weightcast.errors import UsageError
 from weightcast.format.scan import Change, Detector, Scan
-from weightcast.format.tensors import Bits, TensorTable
+from weightcast.format.spec import TensorTable
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import (
     Batch,

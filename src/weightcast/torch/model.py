@@ -17,8 +17,9 @@ import torch
 from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu
-from weightcast.format.tensors import DTYPES as WIRE_DTYPES
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable
+from weightcast.format.spec import DTYPES as WIRE_DTYPES
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of
 from weightcast.torch.coordinates import DTYPES, Made, layout_of

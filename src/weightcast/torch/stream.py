@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from weightcast.errors import UsageError
-from weightcast.format.tensors import Bits, TensorSpec, TensorTable
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import WORDS, Batch, Kernels, Slot
 from weightcast.torch.coordinates import DTYPES

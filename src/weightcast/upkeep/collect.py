@@ -39,7 +39,7 @@ from weightcast.channel.notes import heartbeats, pins, write_index
 from weightcast.channel.records import Manifest
 from weightcast.channel.retention import Garbage, Inventory, Kept, Retention, collectable
 from weightcast.errors import AccessError, ChannelError, FormatError, MissingError, UnsupportedError
-from weightcast.format.safetensors import parse_json
+from weightcast.format.json import parse_json
 from weightcast.store.base import Listed, Store, debris, delete_all, discard_debris
 from weightcast.store.probe import PROBES, clock
 

@@ -27,7 +27,7 @@ from weightcast.engine.packing import packing_of, probed, repacked
 from weightcast.engine.vllm.compatibility import keep_plain_weights, refuse_other_vllm
 from weightcast.engine.worker import EngineWorker
 from weightcast.errors import UsageError
-from weightcast.format.tensors import TensorTable
+from weightcast.format.spec import TensorTable
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 
 from weightcast.engine.learn import learn
 from weightcast.errors import UsageError
-from weightcast.format.tensors import TensorSpec, TensorTable
+from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 
 WORKS_WITH = ("0.32",)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.patch import TensorPatch
-from weightcast.format.tensors import Bits, TensorSpec
+from weightcast.format.spec import TensorSpec
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from weightcast.format.kernels import cpu, ranks
 from weightcast.format.kernels.bands import BLOCK, COST_SCALE, MAX_BANDS, Traits
 from weightcast.format.kernels.lanes import LANES
-from weightcast.format.tensors import Bits, Dtype, TensorSpec
+from weightcast.format.spec import Dtype, TensorSpec
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
 BLOCKS_PER_TASK = 4

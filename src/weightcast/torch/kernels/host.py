@@ -21,7 +21,8 @@ from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import Indices
 from weightcast.format.scan import Change
-from weightcast.format.tensors import Bits, TensorSpec
+from weightcast.format.spec import TensorSpec
+from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import Batch, Copied, Ledger, change_of, log_edits, replacement
 

@@ -8,7 +8,7 @@ import torch
 
 from weightcast.format.codec.ranks import band_cost, traits
 from weightcast.format.kernels.bands import BAND_COST, BLOCK, MAX_BANDS
-from weightcast.format.tensors import Dtype
+from weightcast.format.spec import Dtype
 from weightcast.torch.batch import WORDS, Batch, Copied, Ledger
 from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks, Transit
 
