@@ -11,12 +11,17 @@ SECONDS ?= 300
 # Some virtual machines advertise AMX and then die in the first bf16 matrix product.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help setup demo test test-fast test-vllm check fuzz clean
+.PHONY: help setup hooks demo check docs test test-fast test-vllm coverage fuzz wheel clean
 help:
 	@echo "make demo       a trainer and two followers around a bucket; prove that all hold the same bits"
-	@echo "make test       linters, types, all tests"
+	@echo "make test       linters, types, documentation, all tests"
 	@echo "make test-fast  all tests but those of real vLLM: for everyday work"
 	@echo "make test-vllm  the tests of real vLLM on the CPU, in $(VLLM_VENV)"
+	@echo "make check      linters and types alone"
+	@echo "make docs       the documentation as a site that works offline, in build/site"
+	@echo "make coverage   branch coverage of format, channel, follow and publish"
+	@echo "make hooks      run the linters before every commit"
+	@echo "make wheel      the packages for a release, in dist"
 	@echo "make fuzz       hostile patches for SECONDS=$(SECONDS)"
 
 setup: $(VENV)/ready
@@ -24,7 +29,7 @@ setup: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "== setting up $(VENV): about a minute, once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs]'
 	@echo "== compiling the kernels, once"
 	$(BIN)/weightcast warm-up
 	@touch $@
@@ -50,7 +55,16 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check test-fast test-vllm
+# Material for MkDocs advertises its successor on every run.
+docs: setup
+	@echo "== the site, strictly: a broken link, a missing reference or a file from another host fails"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "== open build/site/index.html"
+
+hooks: setup
+	$(BIN)/pre-commit install
+
+test: check docs test-fast test-vllm
 
 test-fast: setup
 	@echo "== tests"
@@ -59,6 +73,17 @@ test-fast: setup
 test-vllm: $(VLLM_VENV)/ready
 	@echo "== tests of real vLLM on the CPU"
 	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm
+
+coverage: setup
+	@echo "== tests with branch coverage: slower than without"
+	mkdir -p build/coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+wheel: setup
+	$(BIN)/python -m build --outdir dist
 
 fuzz: setup
 	@echo "== hostile patches for $(SECONDS) s"

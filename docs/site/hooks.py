@@ -1,0 +1,87 @@
+"""What the site needs beyond docs/: pages from the repository's root, and a check that it works without a network.
+
+A link to a file that is no page of the site (source, tests) becomes its path as text. A link to nothing, and a page
+that would load a script, a style sheet, a font or an image from elsewhere, fail the build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "SECURITY.md": "SECURITY.md",
+    "benchmarks/RESULTS.md": "benchmarks/RESULTS.md",
+}
+"""Files outside docs/ that are pages of the site, and what they are called there."""
+
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_LOADED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc\s*=\s*[\"']?((?:https?:)?//[^\"'\s>]+)"
+    r"|<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preload|icon|preconnect))[^>]*\bhref\s*=\s*[\"']?((?:https?:)?//[^\"'\s>]+)"
+    r"|(?:url\(\s*[\"']?|@import\s+[\"'])((?:https?:)?//[^\"')\s]+)",
+    re.IGNORECASE,
+)
+
+
+def loads_from_elsewhere(text: str) -> list[str]:
+    """Addresses on other hosts that a page or a style sheet makes a browser load; links to follow are none."""
+    return [next(filter(None, found)) for found in _LOADED.findall(text)]
+
+
+def page_of(path: Path) -> str | None:
+    """What a file of the repository is called in the site; None if it is no page of it."""
+    name = path.relative_to(ROOT).as_posix()
+    if name in PAGES:
+        return PAGES[name]
+    return name.removeprefix("docs/") if name.startswith("docs/") and name.endswith(".md") else None
+
+
+def relinked(text: str, source: Path, page: str) -> str:
+    """Markdown of ``source`` with links that lead where the files are in the site, seen from ``page``."""
+
+    def link(found: re.Match[str]) -> str:
+        label, target, anchor = found[1], found[2], found[3] or ""
+        if ":" in target:
+            return found[0]
+        path = (source.parent / target).resolve()
+        if not path.exists() or ROOT not in path.parents:
+            raise PluginError(f"{source.relative_to(ROOT)} links to {target}, which does not exist")
+        there = page_of(path)
+        if there is None:
+            return label if label.startswith("`") else f"{label} (`{path.relative_to(ROOT).as_posix()}`)"
+        return f"[{label}]({os.path.relpath(there, Path(page).parent)}{anchor})"
+
+    return _LINK.sub(link, text)
+
+
+def on_files(files: Files, config: Any, **_: Any) -> Files:
+    for name, page in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    name = page.file.src_uri
+    source = next((ROOT / at for at, there in PAGES.items() if there == name), ROOT / "docs" / name)
+    return relinked(markdown, source, name)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    for path in Path(config["site_dir"]).rglob("*"):
+        if path.suffix in (".html", ".css"):
+            text = path.read_text()
+            if elsewhere := loads_from_elsewhere(text):
+                raise PluginError(f"{path.name} loads {elsewhere[0]}: the site must work without a network")
+            if 'class="mermaid"' in text:
+                raise PluginError(f"{path.name} has a mermaid drawing, whose script comes from another host")
