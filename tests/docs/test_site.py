@@ -72,3 +72,22 @@ def test_links_lead_to_where_files_are_in_the_site(hooks: ModuleType) -> None:
 def test_link_to_a_missing_file_fails(hooks: ModuleType) -> None:
     with pytest.raises(Exception, match=r"links to no\.md, which does not exist"):
         hooks.relinked("[a](no.md)", ROOT / "docs/SPEC.md", "SPEC.md")
+
+
+@pytest.mark.parametrize("page", ["README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md"])
+def test_files_that_documents_name_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`((?:src/weightcast/|[a-z_]+/)[\w/.-]*\.(?:py|md|js|yml|txt))`", text)
+    places = (ROOT, ROOT / "src/weightcast")
+    assert not [name for name in named if not any((place / name).exists() for place in places)]
+
+
+def test_architecture_draws_the_packages_in_their_order() -> None:
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text()
+    drawn = re.findall(r"^\| `(\w+)/?` \|", text, re.MULTILINE)
+    assert set(drawn) == {path.stem for path in (ROOT / "src/weightcast").iterdir() if path.name[0] not in "_."} - {
+        "py"
+    }
+    order = re.search(r"PACKAGES = \[(.*?)\]", (ROOT / "tests/test_public.py").read_text(), re.DOTALL)
+    assert order is not None
+    assert drawn == re.findall(r'"(\w+)"', order[1])
