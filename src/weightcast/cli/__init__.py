@@ -3,7 +3,8 @@
 To add a verb `name`: write `cli/name.py` with a function `name` whose parameters are typer's (`console` has the common
 ones: `Url`, `Threads`, `AsJson`) and whose docstring is what `weightcast name --help` shows; then add a line to
 `verbs.PANELS`, which is what `weightcast --help` shows. The function does its work inside `console.working`, opens
-buckets with `console.open_chain` or `console.open_bucket`, and prints with `say`, `facts`, `warn` and `tell`.
+buckets with `console.open_chain` or `console.open_bucket`, and prints with `say`, `facts`, `note`, `warn` and `tell`.
+`settings` has the options that every verb takes, before or after its name.
 
 Quick verbs (`log`, `status`, `plan`) import nothing at their top that needs numpy: see tests/cli/test_startup.py.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any, get_type_hints
 
@@ -20,24 +21,51 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave
+from weightcast.cli.settings import apply_setting, begin_run, common
 from weightcast.cli.verbs import PANELS, VERBS
+from weightcast.errors import UsageError
 
 
-class _PlainValues:
-    """A command that passes on strings, defaults and what is left out as they are.
+class _Lean:
+    """A command with the options of `settings.common`, which passes on plain values as they are.
 
-    typer imports pydantic to look at any of them, which takes 0.1 s. Everything else is typer's to convert or refuse.
+    typer imports pydantic, in 0.1 s, to look at any value: at strings, at defaults and at what is left out. All other
+    values are typer's to convert or refuse.
     """
 
     callback: Any
+    _common: Sequence[Any] = ()
 
     def get_params(self, context: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        if not self._common:
+            self._common = _common_options()
+        parameters = [*parameters[:-1], *self._common, *parameters[-1:]]  # the last is --help
         kinds = get_type_hints(self.callback) if self.callback else {}
         for parameter in parameters:
             if "process_value" not in vars(parameter):
                 parameter.process_value = _plainly(parameter, kinds.get(parameter.name))
         return parameters
+
+
+def _common_options() -> list[Any]:
+    """The options of `settings.common`, which no verb's function has to take."""
+    made = typer.Typer(add_completion=False, rich_markup_mode=None)
+    made.command()(common)
+    options: list[Any] = typer.main.get_command(made).params
+    for option in options:
+        option.expose_value = False
+        option.callback = _apply
+        option.process_value = _plainly(option, str)
+    return options
+
+
+def _apply(context: Any, option: Any, value: Any) -> None:
+    if value not in (None, False):
+        try:
+            apply_setting(option.name, value)
+        except UsageError as error:
+            raise typer.BadParameter(str(error), ctx=context, param=option) from None
 
 
 def _plainly(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
@@ -53,7 +81,7 @@ def _plainly(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
     return process
 
 
-class _Command(_PlainValues, TyperCommand):
+class _Command(_Lean, TyperCommand):
     """One verb."""
 
 
@@ -84,12 +112,16 @@ class _Commands(MutableMapping[str, Any]):
         return len({**VERBS, **self._made})
 
 
-class _Verbs(_PlainValues, TyperGroup):
+class _Verbs(_Lean, TyperGroup):
     """Knows the names and summaries of all verbs without importing any."""
 
     def __init__(self, **options: Any):
         super().__init__(**options)
         self.commands = _Commands(self.commands)
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        begin_run()
+        return super().make_context(*arguments, **options)
 
     def list_commands(self, context: Any) -> list[str]:
         return list(self.commands)
@@ -127,4 +159,5 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, leave)
     logging.lastResort = Logged(logging.WARNING)
+    logging.getLogger("weightcast").addHandler(Logged())
     app()

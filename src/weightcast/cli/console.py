@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from weightcast.cli.progress import bars
+from weightcast.cli.settings import settings
 from weightcast.cli.text import Table, Text, printed
 from weightcast.disk.durable import Report, silent
 from weightcast.errors import (
@@ -186,10 +187,11 @@ def code_of(error: Exception) -> int:
 
 
 def _complain(text: str, fields: dict[str, str], as_json: bool) -> None:
+    settings.record(logging.ERROR, text)
     if as_json:
         tell({"error": fields})
         return
-    _labelled("error:", "bold red", text)
+    _print_error_line(("error:", "bold red"), " ", text)
 
 
 def fields_of(error: Exception) -> dict[str, str]:
@@ -235,25 +237,45 @@ def writing_to(target: Path) -> Iterator[None]:
         raise UsageError(problem, file=str(target), hint=_REMEDIES[error.errno]) from error
 
 
+def note(text: str) -> None:
+    """One line about what is going on, on standard error; with --quiet only in the log file."""
+    settings.record(logging.INFO, text)
+    _show_note(text)
+
+
 def warn(text: str) -> None:
-    """One line on standard error; the work goes on."""
-    _labelled("warning:", "bold yellow", text)
+    """One line about what went wrong while the work goes on, on standard error; with --quiet only in the log file."""
+    settings.record(logging.WARNING, text)
+    _show_warning(text)
 
 
-def _labelled(label: str, style: str, text: str) -> None:
+def _show_note(text: str) -> None:
+    if not settings.quiet:
+        _print_error_line(text)
+
+
+def _show_warning(text: str) -> None:
+    if not settings.quiet:
+        _print_error_line(("warning:", "bold yellow"), " ", text)
+
+
+def _print_error_line(*parts: str | tuple[str, str]) -> None:
     with _stop.printing():
-        print(printed(Text.assemble((label, style), " ", text), sys.stderr), file=sys.stderr, flush=True)
+        print(printed(Text.assemble(*parts), sys.stderr), file=sys.stderr, flush=True)
 
 
 class Logged(logging.Handler):
-    """What libraries log where nobody set up logging: one line each, as `warn` prints it."""
+    """Prints what libraries log: warnings as `warn` does, and with --verbose the rest as notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = record.getMessage()
         except (TypeError, ValueError):  # arguments that do not fit the message
             text = str(record.msg)
-        warn(text)
+        if record.levelno >= logging.WARNING:
+            _show_warning(text)
+        elif settings.verbose:
+            _show_note(text)
 
 
 def say(what: str | Text | Table) -> None:
@@ -291,10 +313,15 @@ def facts(values: dict[str, Any], as_json: bool) -> None:
 
 
 def open_bucket(url: str, report: Report = silent) -> Store:
-    """The bucket at an address; ``report`` is for uploads."""
+    """The bucket at an address, within --limit-rate; ``report`` is for uploads."""
     from weightcast.store import open_store
 
-    return open_store(url, report)
+    store = open_store(url, report)
+    if settings.limit_rate is None:
+        return store
+    from weightcast.store.rate import Limited
+
+    return Limited(store, settings.limit_rate)
 
 
 def open_chain(url: str, report: Report = silent) -> Chain:

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from weightcast.cli.settings import settings
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -27,7 +29,7 @@ class Bars:
 
     def report(self, stage: str, done: int, total: int) -> None:
         with self._lock:
-            if not sys.stderr.isatty():
+            if settings.quiet or not sys.stderr.isatty():
                 return
             self._begun = self._begun or time.monotonic()
             if self._progress is None and time.monotonic() - self._begun < self._PATIENCE:
