@@ -202,7 +202,7 @@ except SpaceError as error:
     run = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True
     )
-    assert "ran full" in run.stdout
+    assert "disk is full" in run.stdout
     assert "Make room" in run.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -75,16 +75,20 @@ def test_what_may_be_cured_is_tried_again(pauses: list[float]) -> None:
     assert len(pauses) == 10
 
 
+def middle(low: float, high: float) -> float:
+    return (low + high) / 2
+
+
 def test_attempts_end_and_pauses_grow(pauses: list[float]) -> None:
     store = Flaky(lambda call: True)
     with pytest.raises(UnreachableError, match="flaky"):
-        Patient(store, attempts=10, sleep=pauses.append, random=lambda: 1.0).get("a")
+        Patient(store, attempts=10, sleep=pauses.append, random=middle).get("a")
     assert store.calls == 10
     assert pauses == [0.25, 0.5, 1, 2, 4, 8, 16, 20, 20]
     pauses.clear()
     with pytest.raises(UnreachableError):
-        Patient(store, attempts=3, sleep=pauses.append, random=lambda: 0.0).get("a")
-    assert pauses == [0.125, 0.25]
+        Patient(store, attempts=3, sleep=pauses.append, random=min).get("a")
+    assert pauses == [0.2, 0.4]
 
 
 @pytest.mark.parametrize("error", [AccessError, MissingError, StoreError])

@@ -35,4 +35,4 @@ def apply(
             else:
                 done = apply_in_place(paths[0], target, workers, report)
         changed = done is not None and done.changed
-        facts({"target": str(output or target), "position": done and done.position, "changed": changed}, as_json)
+        facts({"target": str(output or target), "position": done and done.digest, "changed": changed}, as_json)

@@ -81,9 +81,9 @@ def write_patch(
 
 @dataclass(frozen=True)
 class Applied:
-    """Where a target stands after an apply, and whether anything had to be done for it."""
+    """The digest of a target after an apply, and whether anything had to be done for it."""
 
-    position: str
+    digest: str
     changed: bool
 
 

@@ -70,30 +70,25 @@ def require_space(folder: Path, nbytes: int) -> None:
         )
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 @contextmanager
-def noticing_full(folder: Path) -> Iterator[None]:
-    """An error of the system that says the disk of ``folder`` is full becomes a `SpaceError`."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """An error of the local disk becomes a `SpaceError` or a `CheckpointError` that names the file and the remedy.
+
+    Errors of connections and time limits, which Python counts as the system's too, pass through.
+    """
     try:
         yield
     except OSError as error:
-        if isinstance(error, SpaceError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, (WeightcastError, ConnectionError, TimeoutError)) or error.errno is None:
             raise
-        raise SpaceError("the disk ran full", file=str(folder), hint="Make room and try again.") from error
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """An error of the local disk becomes a `SpaceError` or a `CheckpointError` that names the file and the remedy."""
-    try:
-        with noticing_full(folder):
-            yield
-    except OSError as error:
-        if isinstance(error, (WeightcastError, ConnectionError)):
-            raise
-        problem = f"the system refused an operation: {error.strerror or error}"
-        file = error.filename if isinstance(error.filename, str) else str(folder)
+        if error.errno in _FULL:
+            raise SpaceError("the disk is full", file=str(path), hint="Make room and try again.") from error
+        file = error.filename if isinstance(error.filename, str) else str(path)
         hint = "Check the disk, the folder's permissions and its quota, then try again."
-        raise CheckpointError(problem, file=file, hint=hint) from error
+        raise CheckpointError(f"the system refused an operation: {error.strerror}", file=file, hint=hint) from error
 
 
 def own_copy(path: Path, workshop: Path) -> bool:
@@ -187,7 +182,7 @@ def scratch() -> Iterator[Path]:
     # It gets the name that others look for only once it is locked: none may take it for a dead one's meanwhile.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}"))
     folder = unlocked.with_name(unlocked.name.removeprefix("."))
-    with noticing_full(folder), locked(unlocked / "owner", patience=0):
+    with disk_errors(folder), locked(unlocked / "owner", patience=0):
         unlocked.rename(folder)
         try:
             yield folder

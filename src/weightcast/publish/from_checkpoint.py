@@ -12,7 +12,7 @@ from weightcast.channel.notes import write_index
 from weightcast.channel.records import Manifest
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
-from weightcast.disk.durable import Report, noticing_full, silent
+from weightcast.disk.durable import Report, disk_errors, silent
 from weightcast.disk.staged import fingerprint_of, stage
 from weightcast.errors import ResultError, UsageError
 from weightcast.follow.holder import Staged, StagedPatch
@@ -79,7 +79,7 @@ def publish(
         if anchor:
             return _publish_anchor(chain, new, step, writer, workers, report)
         with (
-            noticing_full(Path(mirror)),
+            disk_errors(Path(mirror)),
             Subscriber(chain.store, mirror, threads=workers.threads, report=report, fold=False) as subscriber,
         ):
             keeper = subscriber.holder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -10,12 +9,11 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from weightcast.disk.durable import Report, require_space, silent, sync_folder
+from weightcast.disk.durable import Report, disk_errors, require_space, silent, sync_folder
 from weightcast.errors import CheckpointError, FormatError, SpaceError
 from weightcast.store.base import Data, Store
 from weightcast.store.threads import Outcome, begin
@@ -122,23 +120,12 @@ def _complete(fd: int, path: Path, download: _Download, sha256: str) -> None:
     for start in (found, 0) if 0 < found <= download.size else (0,):
         os.ftruncate(fd, start)
         require_space(path.absolute().parent, download.size - start)
-        with _noticing_full(path):
+        with disk_errors(path):
             digest = download.append(fd, start)
         if digest == sha256:
             return
     problem = f"the object's SHA-256 is {digest} and should be {sha256}"
     raise FormatError(problem, file=download.name, hint=_DAMAGED)
-
-
-@contextmanager
-def _noticing_full(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise
-        problem, hint = f"the disk ran full during a download: {error.strerror}", "Make room and try again."
-        raise SpaceError(problem, file=str(path), hint=hint) from error
 
 
 @dataclass(frozen=True)

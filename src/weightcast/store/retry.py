@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from weightcast.errors import UnreachableError
+from weightcast.store.backoff import Backoff
 from weightcast.store.base import (
     Batching,
     Data,
@@ -34,6 +35,8 @@ _UNKNOWN = 64 << 20
 """Bytes that are granted to a `get` that does not say how many it wants."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 20.0
+"""Seconds between two attempts, give or take a fifth."""
+
 _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
 
 _MOST_DELETED = 500
@@ -62,7 +65,7 @@ class Patient:
         timeout: float | None = 60.0,
         concurrency: int = 16,
         sleep: Callable[[float], None] = time.sleep,
-        random: Callable[[], float] = random.random,
+        random: Callable[[float, float], float] = random.uniform,
     ):
         self.store = store
         self._attempts = attempts
@@ -142,12 +145,13 @@ class Patient:
             size = min(2 * size, _LARGEST_PAGE)
 
     def _try(self, call: Callable[[], R], nbytes: int, key: str | None) -> R:
-        for attempt in range(1, self._attempts):
+        backoff = Backoff(_FIRST_PAUSE / 2, _LONGEST_PAUSE, self._random)
+        for _ in range(1, self._attempts):
             try:
                 return self._once(call, nbytes, key)
             except UnreachableError:
-                pause = min(_FIRST_PAUSE * 2.0 ** (attempt - 1), _LONGEST_PAUSE)
-            self._sleep(pause * (0.5 + self._random() / 2))
+                pause = backoff.failed()
+            self._sleep(pause)
         return self._once(call, nbytes, key)
 
     def _once(self, call: Callable[[], R], nbytes: int, key: str | None) -> R:

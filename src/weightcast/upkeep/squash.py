@@ -16,7 +16,7 @@ from weightcast.channel.notes import write_index
 from weightcast.channel.policy import Pinned
 from weightcast.channel.route import LEVELS, reachable, squashes_due
 from weightcast.disk.apply import write_patch
-from weightcast.disk.durable import Report, noticing_full, silent
+from weightcast.disk.durable import Report, disk_errors, silent
 from weightcast.disk.staged import stage
 from weightcast.errors import ChannelError, MismatchError, ResultError
 from weightcast.follow.holder import Staged, StagedPatch, position_of
@@ -49,7 +49,7 @@ def squash(
     report: Report = silent,
 ) -> Iterator[Edge]:
     """Cut every squash that is due, giving out each once it is in the bucket; ``scratch`` keeps the weights."""
-    with noticing_full(scratch.absolute().parent):
+    with disk_errors(scratch.absolute().parent):
         scratch.mkdir(exist_ok=True)
     planned = due(chain, levels)
     for level in levels:
@@ -64,7 +64,7 @@ def squash(
                 for name in ("base", "result")
             )
             for base, result in wanted:
-                with noticing_full(scratch):
+                with disk_errors(scratch):
                     edge = _cut(chain, before, after, base, result, workers, report)
                 yield edge
     if planned:
