@@ -55,10 +55,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Material for MkDocs advertises its successor on every run.
+# Not --quiet: that hides warnings from --strict. Material for MkDocs advertises its successor on every run.
 docs: setup
 	@echo "== the site, strictly: a broken link, a missing reference or a file from another host fails"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "== open build/site/index.html"
 
 hooks: setup
