@@ -7,6 +7,8 @@ VLLM_BIN := $(VLLM_VENV)/bin
 # Two releases of numba would throw away each other's compiled kernels.
 VLLM_NUMBA := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM_VENV)/numba
 SECONDS ?= 300
+# Processes that tests run in: one per core, at most four, because each of them loads torch and compiled kernels.
+JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores : 4)))
 
 # Some virtual machines advertise AMX and then die in the first bf16 matrix product.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
@@ -68,7 +70,7 @@ test: check docs test-fast test-vllm
 
 test-fast: setup
 	@echo "== tests"
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup
 
 test-vllm: $(VLLM_VENV)/ready
 	@echo "== tests of real vLLM on the CPU"

@@ -1,4 +1,4 @@
-"""Set up once for all tests: compiled kernels, Hypothesis without deadlines (machines are noisy), a real S3."""
+"""Set up for all tests: compiled kernels, Hypothesis without deadlines (machines are noisy), a real S3."""
 
 import os
 import shutil
@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import faults
 import pytest
@@ -16,11 +17,16 @@ from rgw import Endpoint, UnavailableError, serving
 # Before torch is imported anywhere: some virtual machines advertise AMX and die in the first bf16 product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# The tensors of tests are tiny: more threads of torch's only spin, and cost four times the CPU.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if not Path("/dev/nvidiactl").exists():  # before Triton is imported anywhere: its kernels run here too, interpreted
     os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("weightcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weightcast")
+
+NO_GATEWAY = "no Ceph gateway"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,16 +43,15 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture(scope="session")
-def rgw(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+def rgw() -> Iterator[Endpoint]:
     """A real S3, found by all that read AWS_*; where there can be none, its tests are skipped, but never in CI."""
     with ExitStack() as stack:
         try:
             endpoint = stack.enter_context(serving())
         except UnavailableError as error:
             if os.environ.get("CI"):
-                pytest.fail(f"no Ceph gateway: {error}")
-            request.config.get_terminal_writer().line(f"\nSKIPPED: every test on a real S3, because: {error}", red=True)
-            pytest.skip(f"no Ceph gateway: {error}")
+                pytest.fail(f"{NO_GATEWAY}: {error}")
+            pytest.skip(f"{NO_GATEWAY}: {error}")
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
@@ -66,7 +71,31 @@ def ram(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes that run tests, one runs those on a real S3: a gateway takes a gigabyte and 15 seconds."""
+    for item in items:
+        if "rgw" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("rgw"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group(name): tests that run in one process")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["injected"] = dict(faults.INJECTED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    faults.INJECTED.update(getattr(node, "workeroutput", {}).get("injected", {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = {str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])}
+    for reason in sorted(reason for reason in skipped if NO_GATEWAY in reason):
+        terminalreporter.write_line(f"every test on a real S3 was skipped: {reason}", red=True)
     if faults.INJECTED:
         counts = ", ".join(f"{operation} {count}" for operation, count in sorted(faults.INJECTED.items()))
         terminalreporter.write_line(f"faults injected: {faults.INJECTED.total()} ({counts})")

@@ -1,6 +1,7 @@
 """The built wheel in an empty environment: it installs with its core dependencies alone, and its command works."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command: object, **options: object) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # or it would be found
+    command = [str(part) for part in command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -73,11 +73,11 @@ def test_without_a_folder_for_the_cache_everything_works(tmp_path: Path, expecte
     """Files stand where both cache folders would have to be: not even root can write there."""
     package = tmp_path / "weightcast"
     shutil.copytree(wc.__path__[0], package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "kernels" / "__pycache__").write_text("not a folder")
+    (package / "format" / "kernels" / "__pycache__").write_text("not a folder")
     done = work("wc.warm_up([16])", "-B", PYTHONPATH=str(tmp_path), HOME=os.devnull, XDG_CACHE_HOME=os.devnull)
     assert done.stdout == expected, done.stderr
     assert str(package) in done.stderr
-    assert (package / "kernels" / "__pycache__").is_file()
+    assert (package / "format" / "kernels" / "__pycache__").is_file()
 
 
 def test_a_cpu_without_special_instructions_gives_the_same_bytes(tmp_path: Path, expected: str) -> None:

@@ -187,7 +187,8 @@ def test_every_set_finds_the_same_bits(name: str, kind: str) -> None:
 @pytest.mark.parametrize("density", [0.0, 0.0005, 0.4, 1.0])
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_finds_the_same_bits_at_any_density(name: str, density: float) -> None:
-    check(name, "bf16", density, SHAPES)
+    # Interpreted, each change costs: two tiles, the second of them hardly begun, have to do where most elements change.
+    check(name, "bf16", density, SHAPES if CUDA or density < 0.1 else [(3,), (0,), (4100,)])
 
 
 @pytest.mark.parametrize("name", SETS)
