@@ -299,7 +299,7 @@ def catch_up(url: str, states: Path, lag: int | None, head: int, sizes: Sizes, w
             staged = subscriber.poll()
             reached = subscriber.apply(staged) if staged else None
             seconds = time.perf_counter() - begin
-            weights = subscriber.holder.weights
+            weights = subscriber.weights
             exact = weights is not None and same_bits(weights, state(states, head))
             exact = exact and reached is not None and reached.version == head
     fetched = {key: nbytes for key, nbytes in record.received.items() if key.startswith(OBJECTS) and nbytes}

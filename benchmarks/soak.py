@@ -38,7 +38,6 @@ from catchup import Training, table
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.follow.mirror import Mirror
 from weightcast.follow.subscriber import Subscriber
 from weightcast.upkeep.collect import reset
 
@@ -84,8 +83,7 @@ def follow(role: str, url: str, versions: int, params: int, folder: Path) -> dic
                 break
             if role == "mirror":
                 time.sleep(EVERY[role])
-        if isinstance(subscriber.holder, Mirror):
-            subscriber.holder.fold()
+        subscriber.fold()
     return {"version": seen[-1], "digest": _digest(holds), "seen": len(seen), "gaps": _gaps(seen), "errors": errors}
 
 

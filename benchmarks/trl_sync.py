@@ -31,7 +31,7 @@ from speed import qwen3_shapes
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.notes import beat
+from weightcast.channel.heartbeats import put_heartbeat
 from weightcast.channel.records import Heartbeat
 from weightcast.integrations.trl import WeightcastTransfer
 
@@ -73,7 +73,7 @@ def an_engine_that_says_yes(channel: str) -> Iterator[None]:
     def follow() -> None:
         head = chain.head()
         while not ended.wait(0.01) and head is not None:
-            beat(chain, Heartbeat("benchmark", head.position, time.time(), None, 0.0))
+            put_heartbeat(chain, Heartbeat("benchmark", head.position, time.time(), None, 0.0))
             head = chain.after(head.position.version) or head
 
     thread = threading.Thread(target=follow)

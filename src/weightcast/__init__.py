@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from weightcast.channel.records import Manifest
     from weightcast.disk.apply import apply_in_place, apply_to_copy, write_patch
     from weightcast.disk.checkpoint import Checkpoint
-    from weightcast.follow.mirror import reading
+    from weightcast.follow.mirror_reader import reading
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
     from weightcast.format.diff import anchor, diff

@@ -21,9 +21,7 @@ from weightcast.channel.retention import Retention
 from weightcast.cli import app
 from weightcast.disk.checkpoint import MIRROR, save
 from weightcast.errors import BusyError, ConflictError, UnreachableError, UsageError
-from weightcast.follow.heartbeat import Pulse, error_text
-from weightcast.follow.mirror import INSTANCE
-from weightcast.follow.subscriber import default_replica
+from weightcast.follow.heartbeat_sender import HeartbeatSender, default_replica, error_text
 from weightcast.store import open_store
 from weightcast.store.file import FileStore
 from weightcast.store.memory import MemoryStore
@@ -207,8 +205,8 @@ def test_heartbeat_survives_a_note_that_cannot_be_written(tmp_path: Path) -> Non
     store = MemoryStore("beats")
     channel_of(store, 1)
     chain = Chain.open(store)
-    (tmp_path / INSTANCE).mkdir()
-    Pulse("replica", tmp_path / INSTANCE).beat(chain, chain.manifest(1).position)
+    (tmp_path / "instance").mkdir()
+    HeartbeatSender("replica", tmp_path / "instance").report(chain, chain.manifest(1).position)
     assert len(list(store.list("replicas/"))) == 1
 
 

@@ -16,11 +16,12 @@ from channels import channel_of, small_model
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.heartbeats import heartbeats, put_heartbeat
 from weightcast.channel.keys import CHANNEL, HEAD, RECORD, WRITER, manifest_key, replica_key
-from weightcast.channel.notes import beat, heartbeats, lease
+from weightcast.channel.lease import lease
 from weightcast.channel.records import Heartbeat
 from weightcast.channel.retention import Retention
-from weightcast.follow.mirror import default_mirror
+from weightcast.follow.mirror_folder import default_mirror
 from weightcast.store.memory import MemoryStore
 from weightcast.upkeep.collect import collect
 from weightcast.upkeep.repair import repair
@@ -56,7 +57,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
     chain = Chain.open(store)
     head = chain.head()
     assert head is not None
-    beat(chain, Heartbeat("host", head.position, 1.5, "an error"))
+    put_heartbeat(chain, Heartbeat("host", head.position, 1.5, "an error"))
     return store
 
 

@@ -17,8 +17,9 @@ from scripted_store import ScriptedStore
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.heartbeats import heartbeats
 from weightcast.channel.keys import SQUASHES, Position
-from weightcast.channel.notes import heartbeats, lease
+from weightcast.channel.lease import lease
 from weightcast.channel.records import Reference
 from weightcast.channel.retention import Retention
 from weightcast.errors import (
@@ -467,7 +468,7 @@ def test_a_follower_outlives_a_reset(store: Store, tmp_path: Path) -> None:
         for subscriber in (arrays, mirror):
             assert next(subscriber.follow(every=0.0)).position == head_of(store)
         assert same_bits(there, new)
-        weights = mirror.holder.weights
+        weights = mirror.weights
         assert weights is not None
         assert all(np.array_equal(weights.read(spec.name), new.read(spec.name)) for spec in new.table)
 
@@ -769,7 +770,7 @@ def test_collected_versions_are_no_damage(store: Store, tmp_path: Path) -> None:
         staged = subscriber.poll()
         assert staged is not None
         subscriber.apply(staged)
-        cut_anchor(chain, subscriber.holder)  # type: ignore[arg-type]
+        cut_anchor(chain, subscriber.mirror)
     for _ in range(2):
         collect(chain, Retention(0, 0, 0))
     assert list(verify(chain)) == []

@@ -11,7 +11,7 @@ from servers import serving_folder
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.notes import write_index
+from weightcast.channel.index import write_index
 from weightcast.errors import UnsupportedError
 from weightcast.store import open_store
 from weightcast.store.file import FileStore

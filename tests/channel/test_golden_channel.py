@@ -13,7 +13,7 @@ from simple_reader import position
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.notes import pins
+from weightcast.channel.pins import pins
 from weightcast.store import open_store
 from weightcast.upkeep.verify import verify, verify_deep
 
@@ -52,7 +52,7 @@ def test_every_version_can_be_pulled(version: int, tmp_path: Path) -> None:
         staged = subscriber.poll()
         assert staged is not None
         assert subscriber.apply(staged) == wc.Position(version, EXPECTED[version])
-        weights = subscriber.holder.weights
+        weights = subscriber.weights
         assert weights is not None
         assert wc.fingerprint(weights).digest == EXPECTED[version]
 

@@ -230,7 +230,7 @@ with wc.Subscriber(sys.argv[1], sys.argv[2]) as subscriber:
     command = [sys.executable, "-c", code, tmp_path / "bucket", tmp_path / "replica"]
     shown = subprocess.run(command, capture_output=True, text=True).stderr
     assert "Download tester/model at" in shown
-    assert "NoRouteError: version 0 begins at a checkpoint that is not here: this needs huggingface_hub" in shown
+    assert "NoRouteError: version 0 needs a checkpoint from outside the bucket: this needs huggingface_hub" in shown
 
 
 def test_slips(url: str, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_a_way_that_is_broken_is_found_though_it_begins_elsewhere(url: str) -> N
     chain = Chain.open(wc.open_store(url))
     assert list(verify(chain)) == []
     chain.store.delete(chain.manifest(2).object.key)
-    assert "no way leads from any anchor to the head" in [finding.problem for finding in verify(chain)]
+    assert "no route leads from any anchor to the head" in [finding.problem for finding in verify(chain)]
 
 
 def test_a_hub_that_is_away_for_a_moment_is_no_reason_to_upload_the_model(

@@ -31,8 +31,8 @@ from typer.testing import CliRunner
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.heartbeats import put_heartbeat
 from weightcast.channel.keys import Position
-from weightcast.channel.notes import beat
 from weightcast.channel.records import Heartbeat
 from weightcast.cli import app
 from weightcast.cli.console import EXIT_CODES, EXIT_CODES_HELP
@@ -725,8 +725,8 @@ def test_reset_asks_on_a_terminal(world: World, answer: str, code: int) -> None:
 
 def test_status(world: World) -> None:
     chain = Chain.open(open_store(world.url))
-    beat(chain, Heartbeat("rack-1", Position(9, "0" * 64), time.time()))
-    beat(chain, Heartbeat("rack-2", Position(3, "0" * 64), time.time(), "the disk is full"))
+    put_heartbeat(chain, Heartbeat("rack-1", Position(9, "0" * 64), time.time()))
+    put_heartbeat(chain, Heartbeat("rack-2", Position(3, "0" * 64), time.time(), "the disk is full"))
     found = facts("status", world.url)
     assert (found["head"]["version"], found["head"]["step"]) == (9, 90)
     assert found["head"]["age"] >= 0
@@ -1002,7 +1002,7 @@ def test_markup_from_outside_is_text(tmp_path: Path) -> None:
     with wc.Publisher(url, wc.Arrays(bits), writer="w") as publisher:
         publisher.publish(1, wc.Arrays({name: np.ones(16, np.float32) for name in names}))
     chain = Chain.open(open_store(url))
-    beat(chain, Heartbeat("r", Position(0, "0" * 64), 1.0, "[/red] [link=x]"))
+    put_heartbeat(chain, Heartbeat("r", Position(0, "0" * 64), 1.0, "[/red] [link=x]"))
     shown = text("show", url, 1, "--tensors")
     assert all(name in shown for name in names)
     assert "[red]x" in text("show", url, 1)

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.heartbeats import heartbeats
 from weightcast.channel.keys import Position
-from weightcast.channel.notes import heartbeats
 from weightcast.cli import app
 from weightcast.cli.command import Arrival, Command
 from weightcast.follow.command_record import Ran, read_ran, write_ran
-from weightcast.follow.mirror import reading
+from weightcast.follow.mirror_reader import reading
 from weightcast.store import open_store
 from weightcast.store.backoff import Clock
 

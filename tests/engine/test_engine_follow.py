@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from local_engine import Local, Training, must_be  # noqa: E402
 
+from weightcast.channel.heartbeats import heartbeat_of, put_heartbeat  # noqa: E402
 from weightcast.channel.keys import REPLICAS  # noqa: E402
-from weightcast.channel.notes import beat, heartbeat_of  # noqa: E402
 from weightcast.channel.records import Heartbeat  # noqa: E402
 from weightcast.engine.agent import Agent  # noqa: E402
 from weightcast.errors import AccessError, EngineGoneError, WeightcastError  # noqa: E402
@@ -90,7 +90,7 @@ def test_agent_that_leaves_takes_back_its_own_heartbeat_only(training: Training,
         assert again is not None
         assert again.instance != own.instance
         successor = Heartbeat("gpu-1", again.position, again.time, None, 0.0, "f" * 32)
-        beat(chain, successor)
+        put_heartbeat(chain, successor)
     assert heartbeat_of(chain, "gpu-1") == successor
 
 

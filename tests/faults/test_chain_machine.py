@@ -22,13 +22,13 @@ from worlds import NOW, model_of, nothing_like, states, temporary_files_in
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.notes import pin, pins, unpin
+from weightcast.channel.pins import pin, pins, unpin
 from weightcast.channel.policy import Every, Pinned, Policy
 from weightcast.channel.retention import Retention
 from weightcast.disk.checkpoint import save
 from weightcast.errors import ConflictError, WeightcastError
-from weightcast.follow import mirror as mirrors
-from weightcast.follow.mirror import Mirror, reading
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.mirror_reader import reading
 from weightcast.follow.subscriber import Subscriber
 from weightcast.publish import publisher as publishers
 from weightcast.publish.from_checkpoint import cut_anchor, publish
@@ -268,10 +268,8 @@ class ChannelMachine(RuleBasedStateMachine):
             disk.lose_power(random.Random(at) if kind == "luck" else None)
 
     def _follow(self, folder: Path, policy: Policy, store: Store) -> None:
-        with Subscriber(store, folder, policy, threads=1) as subscriber:
-            staged = subscriber.poll()
-            if staged is not None:
-                subscriber.apply(staged)
+        with Subscriber(store, folder, policy, threads=1, fold_every=3) as subscriber:
+            subscriber.sync()
 
     @rule(kill=KILLS, name=st.sampled_from(["one", "two"]), every=st.booleans())
     def follow_and_die(self, kill: tuple[str, int], name: str, every: bool) -> None:
@@ -370,7 +368,6 @@ ChannelMachine.TestCase.settings = settings(max_examples=15, stateful_step_count
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "_RETRY_AFTER", 0.005)
-    monkeypatch.setattr(mirrors, "FOLD_EVERY", 3)
     monkeypatch.setattr("os.fsync", lambda fd: None)
 
 

@@ -35,7 +35,7 @@ from weightcast.channel.keys import (
     Position,
     manifest_key,
 )
-from weightcast.channel.notes import pin
+from weightcast.channel.pins import pin
 from weightcast.channel.policy import Pinned
 from weightcast.channel.records import ObjectRef, head_to_json, manifest_to_json
 from weightcast.channel.retention import Retention

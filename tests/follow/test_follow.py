@@ -19,8 +19,8 @@ from worlds import World, follow, nothing_like, opened
 
 import weightcast as wc
 from weightcast.channel import keys
+from weightcast.channel.heartbeats import heartbeats, put_heartbeat
 from weightcast.channel.keys import anchor_folder
-from weightcast.channel.notes import beat, heartbeats
 from weightcast.channel.policy import AtLeast, Every, Pinned
 from weightcast.channel.records import Anchor, Heartbeat, ObjectRef, anchor_to_json
 from weightcast.errors import (
@@ -30,9 +30,9 @@ from weightcast.errors import (
     NoRouteError,
     WeightcastError,
 )
-from weightcast.follow import mirror as mirrors
-from weightcast.follow.mirror import reading
-from weightcast.follow.subscriber import Subscriber, default_replica
+from weightcast.follow.heartbeat_sender import default_replica
+from weightcast.follow.mirror_reader import reading
+from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.from_checkpoint import cut_anchor
 from weightcast.publish.publisher import Publisher
 
@@ -305,13 +305,10 @@ def anchored(world: World) -> World:
     return world
 
 
-def test_a_reader_delays_a_new_anchor_and_the_follower_says_so(
-    anchored: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirrors, "PATIENCE", 0.1)
+def test_a_reader_delays_a_new_anchor_and_the_follower_says_so(anchored: World) -> None:
     calls, told = ScriptedStore(anchored.store), []
     with (
-        Subscriber(calls, anchored.mirror, threads=1, clock=FakeClock()) as subscriber,
+        Subscriber(calls, anchored.mirror, threads=1, patience=0.1, clock=FakeClock()) as subscriber,
         reading(anchored.mirror) as files,
     ):
         rounds = subscriber.rounds(1.0, told.append)
@@ -330,12 +327,9 @@ def test_a_reader_delays_a_new_anchor_and_the_follower_says_so(
     world.check_mirror([4])
 
 
-def test_what_waited_for_a_reader_is_installed_once_it_has_finished(
-    anchored: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirrors, "PATIENCE", 0.1)
+def test_what_waited_for_a_reader_is_installed_once_it_has_finished(anchored: World) -> None:
     told: list[WeightcastError] = []
-    with Subscriber(anchored.store, anchored.mirror, threads=1, clock=FakeClock()) as subscriber:
+    with Subscriber(anchored.store, anchored.mirror, threads=1, patience=0.1, clock=FakeClock()) as subscriber:
         rounds = subscriber.rounds(1.0, told.append)
         with reading(anchored.mirror):
             assert next(rounds) is None
@@ -345,13 +339,10 @@ def test_what_waited_for_a_reader_is_installed_once_it_has_finished(
     anchored.check_mirror([4])
 
 
-def test_a_fold_that_is_asked_for_gives_up_on_a_reader_that_stays(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirrors, "PATIENCE", 0.1)
+def test_a_fold_that_is_asked_for_gives_up_on_a_reader_that_stays(world: World) -> None:
     follow(world, policy=Pinned(2))
     follow(world)
-    with opened(world) as mirror:
+    with opened(world, patience=0.1) as mirror:
         with reading(world.mirror), pytest.raises(BusyError, match=r"did not finish within 0\.1 s"):
             mirror.fold()
         assert mirror.version == 4
@@ -398,7 +389,7 @@ def leave_edited(world: World, error: type[Exception] | None) -> None:
 
 def test_files_that_cannot_be_folded_at_the_end_are_an_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
     follow(world, policy=Pinned(1))
-    with pytest.raises(CheckpointError, match="changed by somebody else"):
+    with pytest.raises(CheckpointError, match="changed by another program"):
         leave_edited(world, None)
     follow(world, policy=Pinned(1), fold=True)
     with pytest.raises(ZeroDivisionError):  # what ended the block comes first
@@ -413,7 +404,7 @@ def test_a_reader_does_not_keep_a_follower_from_ending(world: World, caplog: pyt
     with reading(world.mirror) as files:
         follow(world, fold=True)
         assert same_bits(files, world.states[1])
-    assert "the files lag behind the log" in caplog.text
+    assert "the files lag the log" in caplog.text
     with opened(world) as mirror:
         assert mirror.version == 4
     follow(world, fold=True)
@@ -449,7 +440,7 @@ def test_two_folders_of_one_host_have_two_names(tmp_path: Path) -> None:
 
 def test_a_name_that_somebody_else_uses_is_warned_about(world: World, caplog: pytest.LogCaptureFixture) -> None:
     position = world.chain.manifest(1).position
-    beat(world.chain, Heartbeat("r", position, time.time(), instance="a" * 32))
+    put_heartbeat(world.chain, Heartbeat("r", position, time.time(), instance="a" * 32))
     with caplog.at_level(logging.WARNING, "weightcast"):
         with Subscriber(world.store, world.mirror, threads=1, replica="r") as subscriber:
             staged = subscriber.poll()
@@ -466,7 +457,7 @@ def test_a_replica_that_is_overwritten_notices(world: World, caplog: pytest.LogC
         subscriber.apply(staged)
         for _ in range(3):
             clock.time += 31
-            beat(world.chain, Heartbeat("r", world.chain.manifest(1).position, 1.0, instance="b" * 32))
+            put_heartbeat(world.chain, Heartbeat("r", world.chain.manifest(1).position, 1.0, instance="b" * 32))
             subscriber.poll()
     assert caplog.text.count("another process reports as replica r, or did a moment ago") == 1
 

@@ -15,8 +15,7 @@ from weightcast.channel.keys import ANCHORS, DELTAS
 from weightcast.channel.policy import Every, Pinned
 from weightcast.disk.checkpoint import MIRROR
 from weightcast.follow import history
-from weightcast.follow import mirror as mirrors
-from weightcast.follow.mirror import reading
+from weightcast.follow.mirror_reader import reading
 from weightcast.follow.subscriber import Subscriber
 
 HEAD = 7
@@ -70,12 +69,11 @@ def test_a_log_that_goes_back_is_read_in_its_order(world: World) -> None:
     assert world.check_files() == HEAD
 
 
-def test_a_reader_makes_it_a_download(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_makes_it_a_download(world: World) -> None:
     """A log that cannot be folded has nothing to go back by; what is fetched waits for the reader as always."""
-    monkeypatch.setattr(mirrors, "PATIENCE", 0.1)
     follow(world, policy=Pinned(5), fold=True)
     follow(world)
-    with Subscriber(world.store, world.mirror, Pinned(6), threads=1) as subscriber:
+    with Subscriber(world.store, world.mirror, Pinned(6), threads=1, patience=0.1) as subscriber:
         with reading(world.mirror):
             staged = subscriber.poll()
         assert staged is not None

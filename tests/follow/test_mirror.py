@@ -31,8 +31,9 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
-from weightcast.follow import mirror as mirrors
-from weightcast.follow.mirror import Mirror, reading
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.mirror_folder import MirrorFolder
+from weightcast.follow.mirror_reader import reading
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.safetensors import FileSource, open_container
 from weightcast.publish.from_checkpoint import cut_anchor, publish
@@ -167,16 +168,15 @@ def test_who_is_refused_leaves_what_another_has_just_made(world: World, monkeypa
     """Both begin in an empty folder: the one makes .weightcast, the other is quicker to lock it."""
     chain = world.chain
     world.mirror.mkdir()
-    make = mirrors.make_folders
+    make = MirrorFolder.make
     others: list[Mirror] = []
 
-    def made_then_overtaken(folder: Path, inner: Path) -> list[Path]:
-        found = make(folder, inner)
-        monkeypatch.setattr(mirrors, "make_folders", make)
+    def made_then_overtaken(place: MirrorFolder) -> None:
+        make(place)
+        monkeypatch.setattr(MirrorFolder, "make", make)
         others.append(Mirror(world.mirror, chain.channel.id, chain.channel.table))
-        return found
 
-    monkeypatch.setattr(mirrors, "make_folders", made_then_overtaken)
+    monkeypatch.setattr(MirrorFolder, "make", made_then_overtaken)
     with pytest.raises(CheckpointError, match="another follower"):
         Mirror(world.mirror, chain.channel.id, chain.channel.table)
     assert (world.mirror / MIRROR / "log").is_dir()
@@ -219,8 +219,7 @@ def test_a_mere_touch_costs_a_look_and_nothing_more(world: World) -> None:
     shard_of(world, "a").touch()
     assert fetched(world) == []
     reads: list[str] = []
-    with opened(world) as mirror:
-        mirror._report = lambda stage, done, total: reads.append(stage)
+    with opened(world, report=lambda stage, done, total: reads.append(stage)) as mirror:
         assert mirror.version == 4
     assert reads == [], "the second time it is known to be right"
 
@@ -276,7 +275,7 @@ def test_an_edit_that_hides_is_noticed_when_the_tensor_is_folded(world: World) -
     with Publisher(world.store, wc.Arrays.copy_of(world.states[4]), threads=1) as publisher:
         publisher.publish(weights=world.states[5]).result(30)
     follow(world)
-    with opened(world) as mirror, pytest.raises(CheckpointError, match="changed by somebody else"):
+    with opened(world) as mirror, pytest.raises(CheckpointError, match="changed by another program"):
         mirror.fold()
     with pytest.raises(InterruptedApplyError):
         wc.Checkpoint(world.mirror)
@@ -303,7 +302,7 @@ def test_an_edit_while_we_follow(world: World, hidden: bool, replaced: bool) -> 
         assert staged is not None
         subscriber.apply(staged)
         if hidden:
-            with pytest.raises(CheckpointError, match="changed by somebody else"):
+            with pytest.raises(CheckpointError, match="changed by another program"):
                 subscriber.fold()
             staged = subscriber.poll()
             assert staged is not None
@@ -318,7 +317,7 @@ def test_folding_does_not_bless_what_somebody_else_wrote(world: World) -> None:
     logged(world)
     with opened(world) as mirror:
         edit(world, "d")
-        with pytest.raises(CheckpointError, match="changed by somebody else"):
+        with pytest.raises(CheckpointError, match="changed by another program"):
             mirror.fold()
         with pytest.raises(InterruptedApplyError):
             wc.Checkpoint(world.mirror)
@@ -354,7 +353,7 @@ def test_an_idle_follower_notices_in_time(world: World, monkeypatch: pytest.Monk
 def test_an_anchor_is_cut_from_proven_files_only(world: World) -> None:
     follow(world)
     edit(world, hidden=True)
-    with opened(world) as mirror, pytest.raises(ResultError, match="changed by somebody else"):
+    with opened(world) as mirror, pytest.raises(ResultError, match="changed by another program"):
         cut_anchor(world.chain, mirror)
     assert [edge.result for edge in world.chain.anchor_edges()] == [0]
     follow(world)
@@ -394,12 +393,11 @@ def test_publishing_a_folder_notices_that_the_mirror_is_not_what_it_was(world: W
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_delays_a_fold_but_not_the_following(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirrors, "FOLD_EVERY", 1)
-    follow(world, policy=Pinned(1))
+def test_a_reader_delays_a_fold_but_not_the_following(world: World) -> None:
+    follow(world, policy=Pinned(1), fold_every=1)
     with reading(world.mirror) as files:
         for version in (2, 3):
-            follow(world, policy=Pinned(version))
+            follow(world, policy=Pinned(version), fold_every=1)
             assert same_bits(files, world.states[1])
         with opened(world) as mirror:
             assert (mirror.version, mirror.folded.version if mirror.folded else None) == (3, 1)
@@ -408,11 +406,8 @@ def test_a_reader_delays_a_fold_but_not_the_following(world: World, monkeypatch:
     assert world.check_files() == 4
 
 
-def test_a_reader_never_stops_a_follower_and_the_log_is_folded_afterwards(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirrors, "FOLD_EVERY", 1)
-    follow(world, policy=Pinned(0))
+def test_a_reader_never_stops_a_follower_and_the_log_is_folded_afterwards(world: World) -> None:
+    follow(world, policy=Pinned(0), fold_every=1)
     release, loaded = threading.Event(), threading.Event()
 
     def load() -> None:
@@ -424,7 +419,7 @@ def test_a_reader_never_stops_a_follower_and_the_log_is_folded_afterwards(
     reader = threading.Thread(target=load)
     reader.start()
     loaded.wait(30)
-    followed = threading.Thread(target=lambda: [follow(world, policy=Every()) for _ in range(4)])
+    followed = threading.Thread(target=lambda: [follow(world, policy=Every(), fold_every=1) for _ in range(4)])
     followed.start()
     followed.join(30)
     assert not followed.is_alive()
@@ -466,12 +461,11 @@ def test_readers_are_kept_out_while_the_files_change(world: World) -> None:
     assert refused > 5
 
 
-def test_folding_happens_every_few_versions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirrors, "FOLD_EVERY", 2)
-    follow(world, policy=Pinned(0))
+def test_folding_happens_every_few_versions(world: World) -> None:
+    follow(world, policy=Pinned(0), fold_every=2)
     folded = []
     for _ in range(4):
-        follow(world, policy=Every())
+        follow(world, policy=Every(), fold_every=2)
         folded.append(world.check_files())
     assert folded == [0, 2, 2, 4]
 
@@ -579,7 +573,7 @@ def test_equal_patches_of_different_versions_do_not_get_in_each_others_way(world
         staged = subscriber.poll()
         assert staged is not None
         assert subscriber.apply(staged).version == 9
-        assert same_bits(subscriber.holder.weights, world.states[5])  # type: ignore[arg-type]
+        assert same_bits(subscriber.weights, world.states[5])  # type: ignore[arg-type]
 
 
 # -- resets and leftovers ----------------------------------------------------------------------------------------------
@@ -601,7 +595,7 @@ def test_a_channel_that_was_started_over_is_followed(world: World) -> None:
         assert staged is not None
         assert staged.folder is None, "what is held is version 0 of the new channel: a delta is enough"
         assert subscriber.apply(staged).version == 1
-        assert same_bits(subscriber.holder.weights, world.states[6])  # type: ignore[arg-type]
+        assert same_bits(subscriber.weights, world.states[6])  # type: ignore[arg-type]
 
 
 def test_a_log_of_a_channel_that_was_started_over_is_of_no_use(world: World) -> None:
@@ -631,7 +625,7 @@ def test_a_channel_of_another_model_is_refused_and_the_mirror_stays(world: World
         for _ in range(2):
             with pytest.raises((UsageError, ChannelError)):
                 [subscriber.poll() for _ in range(40)]
-        assert subscriber.holder.weights is not None
+        assert subscriber.weights is not None
     with reading(world.mirror) as files:
         assert same_bits(files, world.states[4])
 
@@ -688,7 +682,7 @@ def test_an_error_in_the_middle_leaves_the_follower_able_to_go_on(world: World) 
                     subscriber.apply(staged)
             assert subscriber.position is not None
             assert subscriber.position.version == 4
-            assert same_bits(subscriber.holder.weights, world.states[4])  # type: ignore[arg-type]
+            assert same_bits(subscriber.weights, world.states[4])  # type: ignore[arg-type]
         return len(disk.calls)
 
     for at in range(1, go(copy, 0) + 1):
@@ -755,7 +749,7 @@ def test_what_was_staged_gives_way_to_what_is_staged_next(world: World, memory: 
         with pytest.raises(UsageError, match="Poll again"):
             subscriber.apply(first)
         assert subscriber.apply(second).version == 4
-        assert same_bits(subscriber.holder.weights, world.states[4])  # type: ignore[arg-type]
+        assert same_bits(subscriber.weights, world.states[4])  # type: ignore[arg-type]
 
 
 LOADER = """
@@ -776,15 +770,14 @@ print(loads, *sorted(positions))
 """
 
 
-def test_a_reader_in_another_process_sees_versions_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirrors, "FOLD_EVERY", 1)
-    follow(world, policy=Pinned(0))
+def test_a_reader_in_another_process_sees_versions_only(world: World) -> None:
+    follow(world, policy=Pinned(0), fold_every=1)
     command = [sys.executable, "-c", LOADER, str(world.mirror), "3"]
     loader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     version = 0
     while loader.poll() is None:
         version = 4 - version
-        follow(world, policy=Pinned(version))
+        follow(world, policy=Pinned(version), fold_every=1)
         with opened(world) as mirror:
             mirror.fold()
     loads, *positions = loader.communicate()[0].split()

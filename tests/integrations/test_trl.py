@@ -24,8 +24,8 @@ from sharded_engine import SHAPES, stream, weights_of  # noqa: E402
 
 import weightcast as wc  # noqa: E402
 from weightcast.channel.chain import Chain  # noqa: E402
+from weightcast.channel.heartbeats import heartbeats, put_heartbeat  # noqa: E402
 from weightcast.channel.keys import ANCHORS, CHANNEL, MANIFESTS, REPLICAS, Position, replica_key  # noqa: E402
-from weightcast.channel.notes import beat, heartbeats  # noqa: E402
 from weightcast.channel.records import Heartbeat, heartbeat_to_json, manifest_from_json  # noqa: E402
 from weightcast.disk.checkpoint import save  # noqa: E402
 from weightcast.engine import followers as following  # noqa: E402
@@ -849,7 +849,7 @@ def test_only_what_was_told_lately_by_the_stores_own_clock_counts(age: float, co
     store = ScriptedStore(now=1e9)  # long ago, by ours
     head = wc.init(store, wc.Arrays({"w": np.zeros(3, np.float32)})).position
     chain = Chain.open(store)
-    beat(chain, Heartbeat("engine", head, time.time(), None, 0.0))
+    put_heartbeat(chain, Heartbeat("engine", head, time.time(), None, 0.0))
     store.now += age
     assert [found.replica for found in Followers(chain).now()] == ["engine"] * counts
 
@@ -857,7 +857,7 @@ def test_only_what_was_told_lately_by_the_stores_own_clock_counts(age: float, co
 def test_an_engine_whose_word_is_old_is_not_waited_for_and_not_believed(opened: Opened, tmp_path: Path) -> None:
     store, weights = ScriptedStore(now=1e9), weights_of(SHAPES)
     head = wc.init(store, weights).position
-    beat(Chain.open(store), Heartbeat("gone", head, time.time(), None, 0.0))
+    put_heartbeat(Chain.open(store), Heartbeat("gone", head, time.time(), None, 0.0))
     store.now += 91
     with pytest.raises(EngineError, match="no engine follows"):
         begun(opened(store, patience=0.1, dtype=None), stream(weights))
@@ -943,7 +943,7 @@ def test_the_word_of_an_agent_that_was_killed_is_not_taken_for_ever(
     store, weights = Bucket(), weights_of(SHAPES)
     head = wc.init(store, weights)
     monkeypatch.setattr(following, "_FRESH", 1.0)
-    beat(Chain.open(store), Heartbeat("killed", head.position, time.time(), None, 0.0))
+    put_heartbeat(Chain.open(store), Heartbeat("killed", head.position, time.time(), None, 0.0))
     engine = Local(weights)
     transfer = opened(store, engine=engine, mirror=tmp_path / "own", dtype=None)
     begun(transfer, stream(weights))

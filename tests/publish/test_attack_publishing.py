@@ -17,7 +17,8 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.keys import ANCHORS, CHANNEL, CHANNEL_COPY, MANIFESTS, RECORD, anchor_folder
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
 from weightcast.errors import ChannelError, CheckpointError, ConflictError, FormatError, UsageError
-from weightcast.follow.mirror import Mirror, default_mirror
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.mirror_folder import default_mirror
 from weightcast.publish import from_checkpoint as folders
 from weightcast.store import open_store
 from weightcast.store.download import mark_of
@@ -262,7 +263,7 @@ def test_cut_of_an_anchor_from_a_mirror_that_changes_is_refused(tmp_path: Path) 
         staged = subscriber.poll()
         assert staged is not None
         subscriber.apply(staged)
-        mirror = subscriber.holder
+        mirror = subscriber.mirror
         assert isinstance(mirror, Mirror)
         report = once("verify", lambda: written_over(tmp_path / "mirror", 9))
         with pytest.raises(wc.WeightcastError):

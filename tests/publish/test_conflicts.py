@@ -482,7 +482,7 @@ def test_who_holds_a_version_that_was_withdrawn_is_brought_to_what_was_committed
         staged = reader.poll()
         assert staged is not None
         assert reader.apply(staged).version == 4
-        assert same_bits(reader.holder.weights, careless.states[4])  # type: ignore[arg-type]
+        assert same_bits(reader.weights, careless.states[4])  # type: ignore[arg-type]
 
 
 # -- one writer and its own threads ------------------------------------------------------------------------------------

@@ -16,12 +16,14 @@ from scripted_store import ScriptedStore
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import ANCHORS, DELTAS, DOOMED, RECORD
-from weightcast.channel.policy import Pinned, Policy
+from weightcast.channel.policy import NEWEST, Pinned, Policy
 from weightcast.channel.retention import Retention
 from weightcast.disk.checkpoint import MIRROR
+from weightcast.disk.durable import Report, silent
 from weightcast.errors import ChannelError, CheckpointError, InterruptedApplyError
-from weightcast.follow.mirror import Mirror, reading
-from weightcast.follow.subscriber import NEWEST, Subscriber
+from weightcast.follow.mirror import FOLD_EVERY, PATIENCE, Mirror
+from weightcast.follow.mirror_reader import reading
+from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
 from weightcast.store.base import Store
@@ -228,9 +230,11 @@ class World:
 
 
 @contextmanager
-def opened(world: World, folder: Path | None = None) -> Iterator[Mirror]:
+def opened(
+    world: World, folder: Path | None = None, *, report: Report = silent, patience: float = PATIENCE
+) -> Iterator[Mirror]:
     chain = world.chain
-    mirror = Mirror(folder or world.mirror, chain.channel.id, chain.channel.table)
+    mirror = Mirror(folder or world.mirror, chain.channel.id, chain.channel.table, report=report, patience=patience)
     try:
         yield mirror
     finally:
@@ -244,17 +248,18 @@ def follow(
     policy: Policy = NEWEST,
     *,
     fold: bool = False,
+    fold_every: int = FOLD_EVERY,
 ) -> int:
     """Bring the mirror to the head, or where ``policy`` wants it; returns where it is.
 
     Its log is left as a kill would leave it, unless ``fold`` is wanted.
     """
-    with Subscriber(store or world.store, folder or world.mirror, policy, threads=1, fold=fold) as subscriber:
-        staged = subscriber.poll()
-        if staged is not None:
-            subscriber.apply(staged)
-            if staged.reason is not None:
-                raise staged.reason  # an older version than the one that was wanted
+    with Subscriber(
+        store or world.store, folder or world.mirror, policy, threads=1, fold=fold, fold_every=fold_every
+    ) as subscriber:
+        update = subscriber.sync()
+        if update is not None and update.short is not None:
+            raise update.short
         assert subscriber.position is not None
         return subscriber.position.version
 

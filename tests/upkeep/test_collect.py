@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.heartbeats import put_heartbeat
 from weightcast.channel.keys import ANCHORS, DELTAS, REPLICAS, Position, anchor_folder, manifest_key, pin_key
-from weightcast.channel.notes import beat
 from weightcast.channel.records import Heartbeat, Reference
 from weightcast.channel.retention import Retention
 from weightcast.cli import app
@@ -261,10 +261,10 @@ def test_a_replica_that_speaks_again_keeps_its_heartbeat(monkeypatch: pytest.Mon
     store = Aging()
     chain = channel(store, 1, anchor=False)
     word = Heartbeat("rack-1", Position(0, "0" * 64), 1.0)
-    beat(chain, word)
+    put_heartbeat(chain, word)
     store.age(100 * DAY)
     assert collect(chain, Retention(), dry_run=True).objects == (f"{REPLICAS}rack-1.json",)
-    monkeypatch.setattr(collecting, "_doom", lambda chain, *_: beat(chain, word))
+    monkeypatch.setattr(collecting, "_doom", lambda chain, *_: put_heartbeat(chain, word))
     assert collect(chain, Retention()).objects == ()
     assert store.keys(REPLICAS) == {f"{REPLICAS}rack-1.json"}
 

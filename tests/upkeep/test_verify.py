@@ -130,7 +130,7 @@ def test_what_cannot_be_read_is_not_fetched_again_for_every_version_behind_it(st
     store.broken = {key: refused}
     store.asked.clear()
     found = findings(store, tmp_path / "walk")
-    assert found[DELTAS] == "7 deltas could not be tried, since what leads to them is not whole"
+    assert found[DELTAS] == "7 deltas could not be tried: their base cannot be reached"
     assert store.asked.count(key) <= 2
 
 
@@ -142,7 +142,7 @@ def test_squashes_that_cannot_be_tried_are_counted(store: Broken, tmp_path: Path
     ):
         store.broken[key_of(store, prefix)] = refused
     found = findings(store, tmp_path / "walk")
-    assert found[SQUASHES] == "3 squashes could not be tried, since what leads to them is not whole"
+    assert found[SQUASHES] == "3 squashes could not be tried: their base cannot be reached"
 
 
 def test_a_store_that_answers_no_more_is_not_asked_for_every_object(store: Broken, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_deep_says_what_it_could_not_check(
     monkeypatch.setattr("weightcast.follow.fetch.bring", away)
     reference, deltas = told("verify", url, "--deep", code=FOUND)["findings"]
     assert reference["key"].startswith(ANCHORS)
-    assert "the checkpoint that this anchor only names could not be had: the Hub is away" in reference["problem"]
+    assert "the checkpoint that this anchor refers to could not be fetched: the Hub is away" in reference["problem"]
     assert "`weightcast verify FOLDER URL`" in reference["problem"]
     assert deltas["problem"].startswith("3 deltas could not be tried")
 

@@ -16,7 +16,7 @@ from cases import gaussian, moved
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.notes import pin
+from weightcast.channel.pins import pin
 from weightcast.publish.from_checkpoint import cut_anchor
 from weightcast.store import open_store
 from weightcast.upkeep.collect import PROBES
@@ -51,7 +51,7 @@ def main() -> None:
             staged = subscriber.poll()
             assert staged is not None
             subscriber.apply(staged)
-            cut_anchor(chain, subscriber.holder)  # type: ignore[arg-type]
+            cut_anchor(chain, subscriber.mirror)
     pin(chain, 3)
     for listed in list(chain.store.list(PROBES)):
         chain.store.delete(listed.key)

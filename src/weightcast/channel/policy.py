@@ -1,4 +1,4 @@
-"""Which version a subscriber goes to next: pure."""
+"""Which version a subscriber goes to next; pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weightcast.errors import UsageError
 
 
 class Policy(Protocol):
-    """Decides where to go."""
+    """Decides which version to go to."""
 
     def goal(self, at: int | None, head: int) -> int | None:
         """The version to go to from ``at`` (None: nothing is held); None to stay."""
@@ -18,15 +18,18 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Newest:
-    """The head; what lies between is skipped."""
+    """The newest version; those in between are skipped."""
 
     def goal(self, at: int | None, head: int) -> int | None:
         return head if at is None or head > at else None
 
 
+NEWEST = Newest()
+
+
 @dataclass(frozen=True)
 class Every:
-    """One version after the other, beginning at the head if nothing is held."""
+    """One version after the other; the newest first if nothing is held."""
 
     def goal(self, at: int | None, head: int) -> int | None:
         if at is None:
@@ -36,7 +39,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Pinned:
-    """That version, forwards or backwards, and no other."""
+    """That version and no other, whether it is newer or older."""
 
     version: int
 
@@ -49,7 +52,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """Stay as long as ``version`` or a newer one is held; else go to the head once it is that far."""
+    """Stay while ``version`` or a newer one is held; else go to the newest once it is at least ``version``."""
 
     version: int
 

@@ -15,8 +15,8 @@ from weightcast.engine.agent import Agent, Update
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.meeting import MisfitError
 from weightcast.errors import UsageError, VersionError, WeightcastError
-from weightcast.follow.mirror import default_mirror
-from weightcast.follow.subscriber import default_replica
+from weightcast.follow.heartbeat_sender import default_replica
+from weightcast.follow.mirror_folder import default_mirror
 
 _FATAL = (UsageError, VersionError, MisfitError)
 """Errors that neither time nor anybody else will cure."""

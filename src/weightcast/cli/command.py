@@ -11,9 +11,9 @@ from pathlib import Path
 
 from weightcast.channel.keys import Position
 from weightcast.cli.console import tell, uninterrupted, warn
-from weightcast.disk.checkpoint import MIRROR
-from weightcast.disk.durable import disk_errors, locked
+from weightcast.disk.durable import disk_errors
 from weightcast.follow.command_record import Ran, read_ran, write_ran
+from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.store.backoff import CLOCK, Backoff, Clock
 
 
@@ -57,7 +57,7 @@ class Command:
 
     def run(self, channel: str, arrival: Arrival, event: bool = False) -> int:
         """Run it now; its exit code. Nobody changes the files meanwhile."""
-        with locked(self._folder / MIRROR / "lock", shared=True):
+        with MirrorFolder(self._folder).shared():
             code = execute(self._text, self._folder, arrival, self._as_json)
         if code:
             self.failed(arrival.position, f"the command ended with exit code {code}")

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from weightcast.cli.console import AsJson, Threads, facts, working
-from weightcast.cli.held import standing_of_mirror
 from weightcast.disk.checkpoint import MIRROR, Checkpoint
 from weightcast.disk.durable import locked
 from weightcast.disk.staged import fingerprint_of
+from weightcast.follow.mirror_reader import mirror_status
 from weightcast.format.digest import Fingerprint
 
 
@@ -49,7 +49,7 @@ def _at_rest(path: Path) -> AbstractContextManager[None]:
 
 def _mirrored(path: Path, fingerprint: Fingerprint) -> dict[str, int | None]:
     """Of a mirror: the version that these files are, None if they were edited; the newer one that its log leads to."""
-    mirror = standing_of_mirror(path)
+    mirror = mirror_status(path)
     if mirror is None:
         return {}
     version = mirror.files_at.version if mirror.files_at.digest == fingerprint.digest else None

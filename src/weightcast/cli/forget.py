@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from weightcast.channel import notes
+from weightcast.channel.heartbeats import delete_heartbeat, heartbeat_of
 from weightcast.channel.keys import check_name
 from weightcast.cli.console import AsJson, Url, facts, open_chain, working
 from weightcast.errors import UsageError
@@ -18,8 +18,8 @@ def forget(
     """Delete the heartbeat of a replica that is gone, so that `gc` keeps no versions for it."""
     with working(1, as_json, kernels=False):
         chain = open_chain(url)
-        if notes.heartbeat_of(chain, check_name(replica, "replica")) is None:
+        if heartbeat_of(chain, check_name(replica, "replica")) is None:
             hint = f"`weightcast status {chain.store.url}` lists those there are."
             raise UsageError(f"there is no replica {replica!r}", file=chain.store.url, hint=hint)
-        notes.fall_silent(chain, replica)
+        delete_heartbeat(chain, replica)
         facts({"forgotten": replica}, as_json)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from weightcast.channel import notes
 from weightcast.channel.chain import Chain
+from weightcast.channel.pins import pins
 from weightcast.channel.records import Manifest
 from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.text import Table, Text
@@ -70,7 +70,7 @@ def _newest(chain: Chain, head: int, count: int | None) -> list[int]:
 def _entries(chain: Chain, head: Manifest, versions: list[int]) -> list[Entry]:
     anchors = {edge.result: edge.nbytes for edge in chain.anchor_edges()}
     anchors |= {anchor.position.version: 0 for anchor in chain.references() if anchor.position.version not in anchors}
-    pinned = notes.pins(chain)
+    pinned = pins(chain)
     spans: dict[int, list[int]] = {}
     for edge in chain.squash_edges(0):
         if edge.base is not None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from weightcast.channel import notes
+from weightcast.channel import pins
 from weightcast.cli.console import AsJson, Url, commit_of, facts, open_chain, working
 
 Version = Annotated[int, typer.Argument(metavar="VERSION", min=0, help="Its number, as `log` shows it.")]
@@ -15,9 +15,9 @@ def pin(url: Url, version: Version, as_json: AsJson = False) -> None:
     with working(1, as_json, kernels=False):
         chain = open_chain(url)
         commit_of(chain, version)
-        before = version in notes.pins(chain)
+        before = version in pins.pins(chain)
         if not before:
-            notes.pin(chain, version)
+            pins.pin(chain, version)
         facts({"version": version, "pinned": True, "changed": not before}, as_json)
 
 
@@ -25,7 +25,7 @@ def unpin(url: Url, version: Version, as_json: AsJson = False) -> None:
     """Let `gc` collect a version again."""
     with working(1, as_json, kernels=False):
         chain = open_chain(url)
-        before = version in notes.pins(chain)
+        before = version in pins.pins(chain)
         if before:
-            notes.unpin(chain, version)
+            pins.unpin(chain, version)
         facts({"version": version, "pinned": False, "changed": before}, as_json)

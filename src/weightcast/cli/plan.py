@@ -82,12 +82,12 @@ def choose(edges: list[Edge], start: int | None, goal: int) -> Choice | None:
 
 
 def _version_of(folder: Path, chain: Chain, head: Manifest, workers: Workers, report: Report) -> int:
-    from weightcast.cli.held import held  # needs numpy, and a plan from a version does not
-    from weightcast.disk.staged import fingerprint_of
+    from weightcast.disk.staged import fingerprint_of  # needs numpy, and a plan from a version does not
+    from weightcast.follow.mirror_reader import reading_held
 
-    with held(folder, chain.channel) as found:
-        if found.claim is not None:
-            return found.claim.version
+    with reading_held(folder, chain.channel.table, chain.channel.id) as found:
+        if found.position is not None:
+            return found.position.version
         digest = fingerprint_of(found.weights, workers, report).digest
     version = chain.find(digest, head)
     if version is None:

@@ -10,7 +10,7 @@ from weightcast.channel.chain import Chain
 from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.init import warn_left_out
 from weightcast.cli.wording import ratio, size
-from weightcast.follow.mirror import default_mirror
+from weightcast.follow.mirror_folder import default_mirror
 from weightcast.publish import from_checkpoint as folders
 from weightcast.publish.open import left_out
 

@@ -15,7 +15,6 @@ from weightcast.channel.policy import Newest, Pinned
 from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import Threads, Url, commit_of, fields_of, head_of, open_chain, say, tell, warn, working
 from weightcast.cli.wording import size, span
-from weightcast.disk.checkpoint import MIRROR
 from weightcast.errors import (
     ChannelError,
     FormatError,
@@ -25,10 +24,11 @@ from weightcast.errors import (
     VersionError,
     WeightcastError,
 )
-from weightcast.follow.heartbeat import error_text
+from weightcast.follow.heartbeat_sender import default_replica, error_text
 from weightcast.follow.loop import OnError
-from weightcast.follow.mirror import POSITION, Mirror
-from weightcast.follow.subscriber import Subscriber, default_replica
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.mirror_folder import MirrorFolder
+from weightcast.follow.subscriber import Subscriber
 from weightcast.follow.update import Update
 
 _FATAL = (UsageError, VersionError)
@@ -200,7 +200,7 @@ def _fold(subscriber: Subscriber, folder: Path) -> None:
 def _leave(chain: Chain, folder: Path, as_json: bool) -> None:
     """Say where the mirror is. A signal may have come at any moment: what is on disk counts, as after a kill."""
     version = None
-    if (folder / MIRROR / POSITION).exists():
+    if MirrorFolder(folder).position.exists():
         with closing(Mirror(folder, chain.channel.id, chain.channel.table, url=chain.store.url)) as mirror:
             if not mirror.fold(wait=False):
                 warn(f"the files are at version {mirror.folded and mirror.folded.version}: somebody reads them")

@@ -14,7 +14,6 @@ from weightcast.channel.chain import Chain
 from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working, writing_to
 from weightcast.cli.wording import size
 from weightcast.disk.durable import Report
-from weightcast.follow.mirror import Mirror
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.workers import Workers
 from weightcast.publish.from_checkpoint import cut_anchor
@@ -70,5 +69,4 @@ def _cut_anchor(chain: Chain, scratch: Path, workers: Workers, report: Report) -
         return head
     with Subscriber(chain.store, scratch / "head", threads=workers.threads, report=report) as subscriber:
         subscriber.sync()
-        assert isinstance(subscriber.holder, Mirror)
-        return cut_anchor(chain, subscriber.holder, report).version
+        return cut_anchor(chain, subscriber.mirror, report).version

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightcast.channel import notes
 from weightcast.channel.chain import Chain
+from weightcast.channel.heartbeats import heartbeats
 from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
+from weightcast.channel.lease import lease
+from weightcast.channel.pins import pins
 from weightcast.channel.records import Heartbeat, Lease, Manifest
 from weightcast.cli.console import AsJson, Url, facts, head_of, open_chain, say, tell, working
 from weightcast.cli.text import Table, Text
@@ -17,7 +19,7 @@ from weightcast.cli.wording import one_line, size, span
 from weightcast.store.base import Listed, debris
 
 if TYPE_CHECKING:
-    from weightcast.cli.held import Standing
+    from weightcast.follow.mirror_reader import MirrorStatus
 
 _KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, DOOMED)
 
@@ -38,15 +40,15 @@ def status(url: Url, as_json: AsJson = False) -> None:
         tell(found) if as_json else _print(found)
 
 
-def _read_mirror(folder: Path) -> Standing | None:
+def _read_mirror(folder: Path) -> MirrorStatus | None:
     if (folder / CHANNEL).exists():
         return None
-    from weightcast.cli.held import standing_of_mirror  # needs numpy, and a channel's status does not
+    from weightcast.follow.mirror_reader import mirror_status  # needs numpy, and a channel's status does not
 
-    return standing_of_mirror(folder)
+    return mirror_status(folder)
 
 
-def _mirror(folder: Path, mirror: Standing) -> dict[str, Any]:
+def _mirror(folder: Path, mirror: MirrorStatus) -> dict[str, Any]:
     from weightcast.follow.command_record import read_ran
 
     ran = read_ran(folder)
@@ -77,13 +79,13 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
             "step": head.step,
             "age": round(now - head.time, 3),
         },
-        "writer": _writer(notes.lease(chain), now),
+        "writer": _writer(lease(chain), now),
         "anchors": anchors,
         "references": references,
-        "pins": sorted(notes.pins(chain)),
+        "pins": sorted(pins(chain)),
         "stored": {kind.rstrip("/"): _weigh(chain.store.list(kind)) for kind in _KINDS}
         | {"unfinished": _weigh(debris(chain.store))},
-        "replicas": [_replica(beat, heard, head, now) for beat, heard in notes.heartbeats(chain)],
+        "replicas": [_replica(beat, heard, head, now) for beat, heard in heartbeats(chain)],
     }
 
 

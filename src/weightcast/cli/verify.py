@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import CHANNEL
+from weightcast.channel.keys import CHANNEL, Position
 from weightcast.cli.console import (
     FOUND,
     AsJson,
@@ -28,7 +28,6 @@ from weightcast.cli.console import (
     working,
     writing_to,
 )
-from weightcast.cli.held import Claim, held
 from weightcast.cli.text import Text
 from weightcast.cli.wording import one_line
 from weightcast.disk.durable import Report
@@ -36,6 +35,7 @@ from weightcast.disk.staged import fingerprint_of
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.proof import prove, version_of
 from weightcast.errors import ChannelError, FormatError, UsageError, VersionError, WeightcastError
+from weightcast.follow.mirror_reader import reading_held
 from weightcast.format.digest import Fingerprint
 from weightcast.format.workers import Workers
 from weightcast.upkeep import verify as whole
@@ -202,11 +202,11 @@ def _print(result: _Result) -> None:
 
 def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report, as_json: bool) -> bool:
     head = head_of(chain)
-    with held(folder, chain.channel) as found:
-        fingerprint, claim = fingerprint_of(found.weights, workers, report), found.claim
-        files_at, log_at = found.files_at, found.log_at
+    with reading_held(folder, chain.channel.table, chain.channel.id) as found:
+        fingerprint, remembered = fingerprint_of(found.weights, workers, report), found.fingerprint
+        files_at, log_at, claim = found.files_at, found.log_at, found.position
     version = version_of(fingerprint.digest, chain)
-    damaged = _differing(fingerprint, claim) if claim is not None else []
+    damaged = _differing(fingerprint, remembered) if remembered is not None else []
     values: dict[str, Any] = {
         "folder": str(folder),
         "digest": fingerprint.digest,
@@ -226,13 +226,13 @@ def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report,
     return version is not None and not damaged
 
 
-def _differing(fingerprint: Fingerprint, claim: Claim) -> list[str]:
+def _differing(fingerprint: Fingerprint, remembered: Fingerprint) -> list[str]:
     """Tensors that are not what the mirror says."""
-    pairs = zip(fingerprint.table, fingerprint.digests, claim.fingerprint.digests, strict=True)
+    pairs = zip(fingerprint.table, fingerprint.digests, remembered.digests, strict=True)
     return [spec.name for spec, found, claimed in pairs if found != claimed]
 
 
-def _print_verdict(version: int | None, claim: Claim | None, damaged: list[str]) -> None:
+def _print_verdict(version: int | None, claim: Position | None, damaged: list[str]) -> None:
     if claim is not None and damaged:
         say(Text(f"{len(damaged):,} tensors differ from version {claim.version}:", "red"))
         for name in damaged[:_MOST_NAMES]:

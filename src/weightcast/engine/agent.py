@@ -22,10 +22,8 @@ from types import TracebackType
 from typing import Any
 
 from weightcast.channel.keys import Position
-from weightcast.channel.notes import fall_silent, heartbeat_of
-from weightcast.channel.policy import Pinned, Policy
+from weightcast.channel.policy import NEWEST, Pinned, Policy
 from weightcast.channel.records import position_json
-from weightcast.disk.checkpoint import MIRROR
 from weightcast.engine.client import Engine
 from weightcast.engine.meeting import (
     Met,
@@ -46,11 +44,12 @@ from weightcast.engine.meeting import (
     trust,
 )
 from weightcast.errors import EngineError, StoreError, WeightcastError
-from weightcast.follow.heartbeat import BEAT_EVERY, Pulse, error_text
-from weightcast.follow.holder import Staged
+from weightcast.follow.heartbeat_sender import HeartbeatSender, error_text
 from weightcast.follow.loop import OnError
-from weightcast.follow.mirror import INSTANCE, Mirror
-from weightcast.follow.subscriber import NEWEST, Subscriber
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.mirror_folder import MirrorFolder
+from weightcast.follow.replica import Staged
+from weightcast.follow.subscriber import Subscriber
 from weightcast.format.digest import Fingerprint
 from weightcast.format.spec import TensorTable
 from weightcast.store.backoff import CLOCK, Backoff, Clock
@@ -128,7 +127,8 @@ class Agent:
         With a ``replica`` name, heartbeats are left in the bucket, as far as that is permitted.
         """
         self.engine = engine
-        self._pulse = Pulse(replica, Path(mirror) / MIRROR / INSTANCE, clock) if replica else None
+        instance = MirrorFolder(Path(mirror)).instance
+        self._heartbeats = HeartbeatSender(replica, instance, clock) if replica else None
         self.subscriber = Subscriber(channel, mirror, policy=policy, clock=clock)
         self._policy, self._prove, self._clear_cache, self._clock = policy, prove, clear_cache, clock
         self._stopped = threading.Event()
@@ -154,9 +154,7 @@ class Agent:
 
     @property
     def mirror(self) -> Mirror:
-        holder = self.subscriber.holder
-        assert isinstance(holder, Mirror)
-        return holder
+        return self.subscriber.mirror
 
     @property
     def _table(self) -> TensorTable:
@@ -304,8 +302,7 @@ class Agent:
 
     def _source(self) -> dict[str, Any]:
         """The mirror, for workers to read."""
-        mirror = self.mirror
-        return {"folder": str(mirror.folder.absolute()), "log": [str(path.absolute()) for path in mirror.log]}
+        return {"folder": str(self.mirror.folder.absolute())}
 
     def _refuse_other_sums(self, told: Told, fingerprint: Fingerprint) -> None:
         for name, total in told.sums.items():
@@ -460,22 +457,12 @@ class Agent:
 
     def _beat(self, error: WeightcastError | None) -> None:
         """Tell the channel how the engine does: when it moved, and now and then."""
-        if self._pulse is None or self.position is None or isinstance(error, StoreError):
+        if self._heartbeats is None or self.position is None or isinstance(error, StoreError):
             return
         held = isinstance(self._policy, Pinned)  # no follower: nobody shall wait for it
         pause = None if held else self.last.pause if self.last else 0.0
-        every = BEAT_EVERY if self.position == self._pulse.told else 0.0
         text = error_text(error) if error else None
-        self._pulse.beat(self.subscriber.chain, self.position, error=text, pause=pause, every=every)
-
-    def _fall_silent(self) -> None:
-        """Delete our heartbeat, so that trainers stop waiting for it; not that of a successor under the same name."""
-        if self._pulse is None or self._pulse.told is None:
-            return
-        with suppress(StoreError):  # then it grows old
-            found = heartbeat_of(self.subscriber.chain, self._pulse.replica)
-            if found is not None and found.instance == self._pulse.instance:
-                fall_silent(self.subscriber.chain, self._pulse.replica)
+        self._heartbeats.report(self.subscriber.chain, self.position, error=text, pause=pause, at_once=True)
 
     def close(self) -> None:
         """Resume the engine if it is paused because of us and its weights are whole, and let the mirror go."""
@@ -483,7 +470,8 @@ class Agent:
         try:
             if self._held:
                 self._let_go()
-            self._fall_silent()
+            if self._heartbeats is not None:
+                self._heartbeats.withdraw(self.subscriber.chain)
         finally:
             self.subscriber.close()
 

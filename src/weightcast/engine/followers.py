@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.notes import heartbeats
+from weightcast.channel.heartbeats import heartbeats
 from weightcast.channel.records import Heartbeat
 from weightcast.store.probe import clock
 

@@ -12,7 +12,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,14 @@ import torch
 
 from weightcast.channel.keys import Position
 from weightcast.channel.records import channel_from_json, position_from_json, position_json
-from weightcast.disk.checkpoint import MIRROR, Checkpoint
-from weightcast.disk.durable import locked
-from weightcast.disk.staged import Overlay
+from weightcast.disk.checkpoint import Checkpoint
 from weightcast.engine.layout import Held, Layout
 from weightcast.engine.learn import Load
 from weightcast.engine.live import LiveParameters, Prepared
 from weightcast.engine.meeting import PROTOCOL
-from weightcast.errors import UsageError, WeightcastError
-from weightcast.follow.holder import Layers
+from weightcast.errors import CheckpointError, UsageError, WeightcastError
+from weightcast.follow.mirror_reader import reading_held
+from weightcast.follow.replica import Layers
 from weightcast.format.digest import table_json
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import Weights
@@ -254,7 +253,7 @@ class EngineWorker:
 
         return self._begin(_UPDATE, job, work)
 
-    def stage_weights(self, job: str, folder: str, log: list[str], names: list[str]) -> dict[str, Any]:
+    def stage_weights(self, job: str, folder: str, names: list[str]) -> dict[str, Any]:
         """Begin to prepare all that differs from a mirror, of some tensors."""
         live, specs = self._known(), self._specs(names)
         for name in names:
@@ -262,7 +261,7 @@ class EngineWorker:
                 raise UsageError("a layout that was not proven is not written through", tensor=name)
 
         def work(running: _Job) -> dict[str, Any]:
-            with _mirrored(folder, log, live.layout.table) as weights:
+            with _mirrored(folder, live.layout.table) as weights:
                 return self._prepared(running, live.prepare_weights(weights, specs, self._room(), running.pause))
 
         return self._begin(_UPDATE, job, work)
@@ -369,7 +368,7 @@ class EngineWorker:
         if prepared is not None and not prepared.wholes and not reload:
             live.apply(prepared)
             return
-        with _mirrored(mirror["folder"], mirror["log"], table) as weights:
+        with _mirrored(mirror["folder"], table) as weights:
             if prepared is not None:
                 live.apply(prepared, weights)
             if reload:
@@ -413,13 +412,12 @@ class EngineWorker:
 
 
 @contextmanager
-def _mirrored(folder: str, log: list[str], table: TensorTable) -> Iterator[Weights]:
+def _mirrored(folder: str, table: TensorTable) -> Iterator[Weights]:
     """A mirror's weights as of the end of its log; nobody folds that meanwhile."""
-    with ExitStack() as opened:
-        opened.enter_context(locked(Path(folder) / MIRROR / "lock", shared=True))
-        files = opened.enter_context(Checkpoint(Path(folder), aliases=dict(table.aliases)))
-        layers = opened.enter_context(Layers([Path(path) for path in log]))
-        yield Overlay(files, layers.readers, fresh=True)
+    with reading_held(Path(folder), table) as held:
+        if held.fingerprint is None:
+            raise CheckpointError("the folder is not a mirror of the channel", file=folder)
+        yield held.weights
 
 
 def _tensor_of(spec: TensorSpec, weights: Weights) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""For which version the command of `pull --exec` last succeeded: kept beside a mirror's files, safe from a kill.
+"""For which version the command of `pull --exec` last succeeded: a record in the mirror that survives a kill.
 
-The record names the channel and the command: a version of another channel, or another command, has not run.
+It names the channel and the command: for a version of another channel, or another command, it does not count.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 
 from weightcast.channel.keys import Position
 from weightcast.channel.records import from_json, position_from_json, position_json, to_json
-from weightcast.disk.checkpoint import MIRROR
 from weightcast.disk.durable import replacing
 from weightcast.errors import FormatError
-from weightcast.follow.mirror import RAN
+from weightcast.follow.mirror_folder import MirrorFolder
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,16 @@ class Ran:
 
 
 def write_ran(folder: Path, ran: Ran) -> None:
-    """Remember it, durably."""
+    """Write the record, durably."""
     fields = {"channel": ran.channel, "command": ran.command, "position": position_json(ran.position)}
-    with replacing(folder / MIRROR / RAN) as file:
+    with replacing(MirrorFolder(folder).ran) as file:
         file.write(to_json("ran", fields))
 
 
 def read_ran(folder: Path) -> Ran | None:
-    """None where none has succeeded yet, or the record makes no sense: then the command is run again."""
+    """None if no command succeeded yet, or the record is damaged: then the command is run again."""
     try:
-        data = (folder / MIRROR / RAN).read_bytes()
+        data = MirrorFolder(folder).ran.read_bytes()
         return from_json(data, "ran", {"channel", "command", "position"}, _ran)
     except (FileNotFoundError, FormatError):
         return None

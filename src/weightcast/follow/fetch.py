@@ -34,7 +34,7 @@ from weightcast.errors import (
     UsageError,
     WeightcastError,
 )
-from weightcast.follow.holder import Holder, Staged, StagedPatch, position_of
+from weightcast.follow.replica import Replica, Staged, StagedPatch, position_of
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint, tensor_digests
 from weightcast.format.patchfile import PatchReader
@@ -72,7 +72,7 @@ class _Arrived:
 
 
 def stage_route(
-    chain: Chain, holder: Holder, route: Route, goal: Manifest, workers: Workers = ONE, report: Report = silent
+    chain: Chain, holder: Replica, route: Route, goal: Manifest, workers: Workers = ONE, report: Report = silent
 ) -> Staged:
     """Bring all that leads to ``goal`` into the holder's workshop, proven; `BadEdgeError` names what is no good."""
     staging, incoming = holder.workshop / "staged", holder.workshop / "incoming"
@@ -324,6 +324,6 @@ def _fetch_object(chain: Chain, ref: ObjectRef, path: Path, progress: _Progress,
         fetch(chain.store, ref.key, ref.size, ref.sha256, path, durable=durable, report=report)
 
 
-def forget_downloads(holder: Holder) -> None:
+def forget_downloads(holder: Replica) -> None:
     """Remove what is left of earlier downloads."""
     shutil.rmtree(holder.workshop / "incoming", ignore_errors=True)

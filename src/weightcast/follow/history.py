@@ -1,7 +1,7 @@
 """Patches that lead back: made while a mirror folds its log, so that it can return to its last versions by itself.
 
-Each holds the bits that one version overwrote. They are a cache: whatever is missing, damaged or does not lead on from
-where the mirror stands costs a download and nothing else, and what they lead to is proven like any patch.
+Each holds the bits that one version overwrote. They are a cache: whatever is missing, damaged or does not begin at the
+mirror's version costs a download and nothing else, and what they lead to is verified like any patch.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from pathlib import Path
 from types import TracebackType
 
 from weightcast.channel.keys import Position
-from weightcast.disk.durable import discard, replacing
-from weightcast.errors import WeightcastError
-from weightcast.follow.redo import Layer, log_name, read_log_name
+from weightcast.disk.durable import Report, discard, replacing
+from weightcast.disk.staged import Overlay, stage
+from weightcast.errors import CheckpointError, FormatError, MismatchError, UsageError, WeightcastError
+from weightcast.follow.redo_log import Layer, log_name, read_log_name
+from weightcast.follow.replica import Staged, StagedPatch
 from weightcast.format.codec import CODECS
 from weightcast.format.digest import Fingerprint
 from weightcast.format.patch import ModelSize, TensorPatch
 from weightcast.format.patchfile import PatchReader, PatchWriter
 from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorTable
-from weightcast.format.tensors import Bits
-from weightcast.format.workers import ONE
+from weightcast.format.tensors import Bits, Weights
+from weightcast.format.workers import ONE, Workers
 
 MOST = 16
-"""Versions that a mirror can go back by itself; two folds of a follower."""
+"""Versions that a mirror can go back by itself: two folds of a follower."""
 
 _SHARE, _FLOOR = 2, 1 << 24
-"""All of it may be as large as the weights divided by the former, and of a small model as many bytes as the latter."""
+"""The limit of all patches: the weights' bytes divided by the first, but never less than the second."""
 
 
 class History:
@@ -46,8 +48,40 @@ class History:
             if step is not None:
                 yield path, step
 
-    def way(self, start: Position, goal: Position) -> list[Path] | None:
-        """The patches that lead from ``start`` to ``goal``, by what they say of themselves; None if none do."""
+    def stage(
+        self,
+        files: Weights,
+        fingerprint: Fingerprint,
+        start: Position,
+        goal: Position,
+        staging: Path,
+        workers: Workers,
+        report: Report,
+    ) -> Staged | None:
+        """Stage the route from ``start``, which ``files`` hold, back to ``goal``; None if no intact one leads there."""
+        route = self._route(start, goal)
+        if route is None:
+            return None
+        for left in staging.iterdir():
+            discard(left)
+        patches: list[StagedPatch] = []
+        with ExitStack() as opened:
+            layers: list[PatchReader] = []
+            for number, (path, version) in enumerate(route):
+                out = staging / f"back-{number}.safetensors"
+                try:
+                    reader = PatchReader(opened.enter_context(FileSource(path)))
+                    under = Overlay(files, layers, fresh=True)
+                    fingerprint = stage(reader, under, fingerprint, out, workers, report)
+                except (FormatError, MismatchError, UsageError, CheckpointError):
+                    discard(path)  # damaged: the version is fetched instead
+                    return None
+                layers.append(PatchReader(opened.enter_context(FileSource(out))))
+                patches.append(StagedPatch(Position(version, fingerprint.digest), out))
+        return Staged(start, goal, fingerprint, None, None, None, tuple(patches), 0)
+
+    def _route(self, start: Position, goal: Position) -> list[tuple[Path, int]] | None:
+        """The patches from ``start`` to ``goal`` with the version each leads to, by their headers; None if none do."""
         found, at = [], start
         for path, (base, result) in self._newest_first():
             if base != at.version:
@@ -58,14 +92,14 @@ class History:
             except WeightcastError:
                 return None
             if header.base == at.digest:
-                found.append(path)
+                found.append((path, result))
                 at = Position(result, header.result)
             if at == goal:
                 return found
         return None
 
     def record(self, base: tuple[int, Fingerprint], layers: Sequence[Layer]) -> Undo:
-        """Begin to record what folding ``layers`` overwrites, as far back as there is room for."""
+        """Begin to record what folding ``layers`` overwrites, as far back as the limits and the disk allow."""
         self._folder.mkdir(exist_ok=True)
         kept, nbytes = 0, 0
         for layer in reversed(layers[-MOST:]):
@@ -81,7 +115,7 @@ class History:
         return int(newest[0].name[:9]) + 1 if newest else 0
 
     def trim(self) -> None:
-        """Remove the oldest patches beyond the limits."""
+        """Delete the oldest patches beyond the limits."""
         nbytes = 0
         for number, (path, _) in enumerate(self._newest_first()):
             nbytes += path.stat().st_size
@@ -89,17 +123,14 @@ class History:
                 discard(path)
 
     def sweep(self) -> None:
-        """Remove what a kill left half written."""
+        """Delete what a killed process left half written."""
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if read_log_name(path.name) is None:
                 discard(path)
 
-    def clear(self) -> None:
-        discard(self._folder)
-
 
 class Undo:
-    """One fold's patches that lead back, while they are made. Nothing is left of it unless `finish` is called."""
+    """The patches that lead back over one fold, while they are made. Nothing is left of them without `finish`."""
 
     def __init__(
         self, folder: Path, number: int, starts: Sequence[tuple[int, Fingerprint]], layers: Sequence[Layer], kept: int
@@ -107,19 +138,19 @@ class Undo:
         self._folder, self._number = folder, number
         self._starts, self._layers = starts, layers
         self._first = len(layers) - kept
-        """The first layer that is recorded: only an unbroken way back is of use."""
+        """The first layer that is recorded: only an unbroken route back is of use."""
         with ExitStack() as opening:
             self._writers = [opening.enter_context(PatchWriter("plain", folder)) for _ in layers[self._first :]]
             self._close = opening.pop_all().close
 
     def apply(self, name: str, bits: Bits) -> Bits:
-        """One tensor with all layers applied; what they overwrite is recorded. To be called in the table's order."""
+        """One tensor with all layers applied; record what they overwrite. Call it in the table's order."""
         for number, layer in enumerate(self._layers):
             row = layer.row(name)
             if row is None:
                 continue
             coded = layer.reader.coded(row)
-            # Places are taken as listed: whether the bits are right is told by the digest of what comes out.
+            # The indices are believed: the digest of the result shows whether the bits are right.
             patch = CODECS["plain"].decode(coded, None if "indices" in coded.streams else bits, ONE)
             old = bits[patch.indices]
             patch.scatter(bits)

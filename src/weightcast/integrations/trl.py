@@ -28,7 +28,7 @@ from weightcast.engine.client import Engine, HttpEngine
 from weightcast.engine.followers import Followers
 from weightcast.engine.meeting import MisfitError
 from weightcast.errors import EngineError, UsageError, WeightcastError
-from weightcast.follow.mirror import default_mirror
+from weightcast.follow.mirror_folder import default_mirror
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.tensors import Copies, Weights
 from weightcast.format.workers import Workers
@@ -122,7 +122,7 @@ class WeightcastTransfer:
 
         The others are those of `Publisher`.
         """
-        self._store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+        self._store = open_store(channel)
         self._engine = HttpEngine(engine) if isinstance(engine, str) else engine
         self._mirror = mirror
         self._dtype, self._patience = wire_name(dtype), patience

@@ -1,4 +1,4 @@
-"""Channels of checkpoint folders: publish a folder that a trainer of any kind has saved, cut anchors from mirrors."""
+"""Publishing checkpoint folders, saved by any trainer; and anchors from mirrors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position, check_name, check_step
-from weightcast.channel.notes import write_index
 from weightcast.channel.records import Manifest
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.durable import Report, disk_errors, silent
 from weightcast.disk.staged import fingerprint_of, stage
 from weightcast.errors import ResultError, UsageError
-from weightcast.follow.holder import Staged, StagedPatch
 from weightcast.follow.mirror import Mirror
+from weightcast.follow.replica import Staged, StagedPatch
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.codec import check_codec
 from weightcast.format.patchfile import PatchReader
@@ -28,7 +28,7 @@ from weightcast.store.base import Store
 
 
 def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Position:
-    """Upload what a mirror holds as an anchor: another place to begin at, and for the collector to begin behind."""
+    """Upload what a mirror holds as an anchor: newcomers begin there, and `gc` may delete what lies before it."""
     mirror.fold()
     position = mirror.folded
     if position is None:
@@ -38,7 +38,7 @@ def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Positio
         found = fingerprint_of(checkpoint, report=report).digest
         if found != position.digest:
             mirror.examine()
-            problem = "the files were changed by somebody else"
+            problem = "the files were changed by another program"
             raise ResultError(problem, expected=position.digest, found=found, hint="Pull again, then try again.")
         chain.put_anchor(position, files, report, checkpoint.refuse_changed)
     write_index(chain)
@@ -47,7 +47,7 @@ def cut_anchor(chain: Chain, mirror: Mirror, report: Report = silent) -> Positio
 
 @dataclass(frozen=True)
 class Published:
-    """A commit, and whether it had to be made."""
+    """A commit, and whether it is new."""
 
     manifest: Manifest
     new: bool
@@ -65,15 +65,15 @@ def publish(
     workers: Workers = ONE,
     report: Report = silent,
 ) -> Published:
-    """Publish a checkpoint as the next version. ``mirror`` is a folder that keeps the head, to compare with.
+    """Publish a checkpoint as the next version. ``mirror`` is a folder that holds the head, to compare with.
 
     A checkpoint that is the head already is not published again. With ``anchor`` it is uploaded whole, which needs no
-    mirror, and mends a channel whose head can no longer be reached.
+    mirror, and repairs a channel whose head can no longer be reached.
     """
     check_codec(codec)
     check_step(step)
     writer = check_name(writer, "writer") if writer else new_writer()
-    store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+    store = open_store(channel)
     with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
         chain = open_for_writing(store, new.table)
         if anchor:
@@ -82,8 +82,7 @@ def publish(
             disk_errors(Path(mirror)),
             Subscriber(chain.store, mirror, threads=workers.threads, report=report, fold=False) as subscriber,
         ):
-            keeper = subscriber.holder
-            assert isinstance(keeper, Mirror)
+            keeper = subscriber.mirror
             while True:
                 head = _catch_up(subscriber)
                 manifest = _publish(chain, keeper, head, new, step, codec, writer, workers, report)
@@ -94,7 +93,7 @@ def publish(
 def _publish_anchor(
     chain: Chain, new: Checkpoint, step: int | None, writer: str, workers: Workers, report: Report
 ) -> Published:
-    """Where the head's own weights cannot be had any more, others begin anew."""
+    """Commit the whole checkpoint; the head's own weights are not needed."""
     head = chain.head()
     if head is None:
         raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
@@ -129,7 +128,7 @@ def _publish(
     workers: Workers,
     report: Report,
 ) -> Manifest | None:
-    """The commit; None if the mirror turned out to be damaged and must catch up first."""
+    """The commit; None if the mirror turned out to be damaged and must be synced first."""
     old, fingerprint = keeper.weights, keeper.fingerprint
     assert old is not None
     assert fingerprint is not None
@@ -138,7 +137,7 @@ def _publish(
         written = write_patch(old, new, made, codec, workers, report)
         if written.base != head.digest:
             if keeper.examine():
-                raise ResultError("the mirror changes while it is read", expected=head.digest, found=written.base)
+                raise ResultError("the mirror changed while it was read", expected=head.digest, found=written.base)
             return None
         if written.result == head.digest:
             return chain.manifest(head.version)
@@ -151,5 +150,5 @@ def _publish(
         announce(chain, writer)
         new.refuse_changed()
         chain.commit(manifest)
-        keeper.take(Staged(head, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+        keeper.apply(Staged(head, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
     return manifest

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position, check_name, check_step, is_plain_file
-from weightcast.channel.notes import take_lease, write_index
+from weightcast.channel.lease import take_lease
 from weightcast.channel.records import Lease, Manifest, Reference
 from weightcast.channel.reference import bring, resolved
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
@@ -55,7 +56,7 @@ def init(
     """
     check_step(step)
     writer = check_name(writer, "writer") if writer else new_writer()
-    store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+    store = open_store(channel)
     if isinstance(weights, Reference):
         found = resolved(weights)
         with scratch() as folder:
@@ -145,7 +146,7 @@ def channel_in(store: Store) -> Chain | None:
 
 def open_for_writing(channel: str | Path | Store, table: TensorTable) -> Chain:
     """The channel, once it is sure that its store can fence writers off as it should, and that the table is its own."""
-    chain = Chain.open(open_store(channel) if isinstance(channel, (str, Path)) else channel)
+    chain = Chain.open(open_store(channel))
     try:
         refuse_other_table(chain.channel.table, table)
     except UsageError as error:

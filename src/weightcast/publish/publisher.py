@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position, check_name, check_step
-from weightcast.channel.notes import write_index
 from weightcast.channel.policy import Pinned
 from weightcast.channel.records import Manifest
 from weightcast.disk.checkpoint import SINGLE, save
@@ -132,7 +132,7 @@ class Publisher:
         self._dead: BaseException | None = None
         self._told = False
         """Whether the caller has heard what it died of."""
-        store = open_store(channel) if isinstance(channel, (str, Path)) else channel
+        store = open_store(channel)
         try:
             begun = channel_in(store)
             self._detector = self._watch(weights, optimizer, detect, dtype, check_every, begun)

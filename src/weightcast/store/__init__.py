@@ -24,12 +24,14 @@ _EXAMPLES = (
 )
 
 
-def open_store(url: str | Path, report: Report = silent) -> Store:
-    """The bucket at ``url``, or the folder of that path. Nothing is asked of it yet.
+def open_store(url: str | Path | Store, report: Report = silent) -> Store:
+    """The bucket at ``url``, or the folder of that path; no request is made yet. A store is returned as it is.
 
     Credentials and endpoints are those of the clouds' own environment variables. A store that knows how far the
     upload of a large file is tells ``report``.
     """
+    if not isinstance(url, (str, Path)):
+        return url
     # Each kind of store is imported when one is opened: a folder needs no TLS.
     if isinstance(url, Path):
         return _folder(url)

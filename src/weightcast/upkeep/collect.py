@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 from weightcast.channel.chain import Chain, read_record
 from weightcast.channel.edge import Edge, edge_from_key, leads_to_commit
+from weightcast.channel.heartbeats import heartbeats
+from weightcast.channel.index import write_index
 from weightcast.channel.keys import (
     ANCHORS,
     CHANNEL,
@@ -35,7 +37,7 @@ from weightcast.channel.keys import (
     read_anchor_key,
     read_manifest_key,
 )
-from weightcast.channel.notes import heartbeats, pins, write_index
+from weightcast.channel.pins import pins
 from weightcast.channel.records import Manifest
 from weightcast.channel.retention import Garbage, Inventory, Kept, Retention, collectable
 from weightcast.errors import AccessError, ChannelError, FormatError, MissingError, UnsupportedError

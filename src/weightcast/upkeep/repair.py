@@ -1,4 +1,4 @@
-"""Restore a channel's own record, which nothing can be read without, from the copy that each anchor has."""
+"""Restoring a channel's own record, without which nothing can be read, from the copy that each anchor has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weightcast.store.base import Store
 
 
 def repair(store: Store) -> str | None:
-    """Put a damaged or missing ``channel.json`` right; returns the key it was restored from, None if it is whole.
+    """Restore a damaged or missing ``channel.json``; returns the key of the copy that was used, None if it is intact.
 
-    The id that manifests carry is a digest of the right record: a copy is taken only if a manifest carries its id.
+    The id in manifests is a digest of the right record: a copy is used only if a manifest has its id.
     """
     wanted = _ids_of_manifests(store)
     if _id_of(store, CHANNEL) in wanted:
@@ -25,23 +25,23 @@ def repair(store: Store) -> str | None:
             store.put(CHANNEL, read_record(store, listed.key))
             return listed.key
     hint = "Start over with `weightcast reset URL --yes`, then `weightcast init URL CHECKPOINT`."
-    raise ChannelError("no anchor holds a whole copy of the channel's record", file=store.url, hint=hint)
+    raise ChannelError("no anchor holds an intact copy of the channel's record", file=store.url, hint=hint)
 
 
 def _ids_of_manifests(store: Store) -> set[str]:
-    """The channels that the readable manifests belong to: one, unless a stray object lies among them."""
+    """The ids in all readable manifests: one, unless a stray object is among them."""
     found = set()
     for key in [listed.key for listed in store.list(MANIFESTS) if read_manifest_key(listed.key)]:
         with suppress(MissingError, FormatError):
             found.add(manifest_from_json(read_record(store, key)).channel)
     if found:
         return found
-    hint = "Check the address, or make a channel with `weightcast init URL CHECKPOINT`."
-    raise ChannelError("there is no version here to repair a channel for", file=store.url, hint=hint)
+    hint = "Check the address, or create a channel with `weightcast init URL CHECKPOINT`."
+    raise ChannelError("there is no channel to repair: no manifest can be read", file=store.url, hint=hint)
 
 
 def _id_of(store: Store, key: str) -> str | None:
-    """The id of a channel's record; None where it is missing or damaged."""
+    """The id of a channel's record; None if it is missing or damaged."""
     with suppress(MissingError, FormatError):
         return channel_from_json(read_record(store, key)).id
     return None

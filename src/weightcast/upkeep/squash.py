@@ -1,7 +1,7 @@
-"""Cutting squashes: the difference of two versions as one patch, proven by applying it before anyone sees it.
+"""Cutting squashes: the difference of two versions as one patch, verified by applying it before it is uploaded.
 
-Whoever squashes holds two copies of the weights per level, the base of the next squash and its result; the trainer is
-not asked for anything. Kept folders make the next run begin where this one ended.
+It takes two copies of the weights per level, the base of the next squash and its result, and nothing of the trainer.
+Folders that are kept let the next run begin where this one ended.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.edge import Edge
-from weightcast.channel.notes import write_index
+from weightcast.channel.index import write_index
 from weightcast.channel.policy import Pinned
 from weightcast.channel.route import LEVELS, reachable, squashes_due
 from weightcast.disk.apply import write_patch
 from weightcast.disk.durable import Report, disk_errors, silent
 from weightcast.disk.staged import stage
 from weightcast.errors import ChannelError, MismatchError, ResultError
-from weightcast.follow.holder import Staged, StagedPatch, position_of
 from weightcast.follow.mirror import Mirror
+from weightcast.follow.replica import Staged, StagedPatch, position_of
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
@@ -48,7 +48,7 @@ def squash(
     workers: Workers = ONE,
     report: Report = silent,
 ) -> Iterator[Edge]:
-    """Cut every squash that is due, giving out each once it is in the bucket; ``scratch`` keeps the weights."""
+    """Cut every squash that is due; yield each once it is in the bucket. ``scratch`` keeps the weights."""
     with disk_errors(scratch.absolute().parent):
         scratch.mkdir(exist_ok=True)
     planned = due(chain, levels)
@@ -80,7 +80,7 @@ def _cut(
     workers: Workers,
     report: Report,
 ) -> Edge:
-    old, new = _bring(before, base), _bring(after, result)
+    old, new = _sync_to(before, base), _sync_to(after, result)
     assert old.weights is not None
     assert new.weights is not None
     assert old.fingerprint is not None
@@ -88,16 +88,16 @@ def _cut(
     made, staged = old.workshop / "squash", old.workshop / "staged" / "squash"
     try:
         write_patch(old.weights, new.weights, made, "banded", workers, report)
-        # The proof: applied to the base, it gives the result. Then the base is where the next squash begins.
+        # Verify it: applied to the base, it gives the result, which is the base of the next squash.
         with FileSource(made) as source:
             reached = stage(PatchReader(source), old.weights, old.fingerprint, staged, workers, report)
         if reached.digest != position.digest:
-            problem = f"the squash comes out as {reached.digest[:12]}, version {result} is {position.digest[:12]}"
+            problem = f"the squash gives {reached.digest[:12]}, but version {result} is {position.digest[:12]}"
             raise ResultError(problem, expected=position.digest, found=reached.digest, hint="Try again.")
         edge = chain.put_squash(base, position, made)
-        old.take(Staged(start, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+        old.apply(Staged(start, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
     except MismatchError:
-        # Somebody else changed the folders in scratch. What is found now is put right when they are used next.
+        # Another program changed the folders in scratch. They are repaired when they are used next.
         for mirror in (old, new):
             mirror.examine()
         raise
@@ -107,10 +107,9 @@ def _cut(
     return edge
 
 
-def _bring(subscriber: Subscriber, version: int) -> Mirror:
+def _sync_to(subscriber: Subscriber, version: int) -> Mirror:
     subscriber.policy = Pinned(version)
     subscriber.sync()
-    holder = subscriber.holder
-    if subscriber.position is None or subscriber.position.version != version or not isinstance(holder, Mirror):
+    if subscriber.position is None or subscriber.position.version != version:
         raise ChannelError(f"version {version} cannot be reached", file=subscriber.chain.store.url)
-    return holder
+    return subscriber.mirror

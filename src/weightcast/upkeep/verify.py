@@ -1,7 +1,7 @@
-"""Is the channel whole? By listings and records alone, or by replaying every object in it.
+"""Verifying a channel: by listings and records alone, or by replaying every object in it.
 
-Digests tell mistakes and corruption. They add up, so whoever chooses bits can choose ones with a given digest: they are
-no proof against somebody who may write to the bucket.
+Digests find mistakes and corruption. They are sums, so bits can be chosen to have a given digest: they do not protect
+against an attacker who may write to the bucket.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from weightcast.format.workers import ONE, Workers
 from weightcast.store.download import fetch
 
 _PATIENCE = 3
-"""Objects in a row that a store does not answer for, until it is not asked for more."""
+"""Requests in a row that a store does not answer, until verification gives up."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it should be."""
+    """One thing that is wrong."""
 
     key: str
     problem: str
 
     @classmethod
     def of(cls, key: str, error: Exception) -> Finding:
-        """What came of reading it."""
+        """The error of reading an object."""
         return cls(key, str(error) or type(error).__name__)
 
 
@@ -66,7 +66,7 @@ def verify(chain: Chain) -> Iterator[Finding]:
     yield from findings
     for listed in chain.store.list(MANIFESTS):
         if read_manifest_key(listed.key) and not chain.is_commit(listed.key):
-            yield Finding(listed.key, "this is not named as a commit of this channel, and readers ignore it")
+            yield Finding(listed.key, "readers ignore this object: its name is not that of a commit of this channel")
     sizes = {o.key: o.size for kind in (DELTAS, SQUASHES, ANCHORS) for o in chain.store.list(kind)}
     for version, manifest in manifests.items():
         yield from _check_manifest(manifest, manifests.get(version - 1), sizes)
@@ -79,16 +79,19 @@ def verify(chain: Chain) -> Iterator[Finding]:
             yield Finding(edge.key, f"it leads to {edge.digest}, version {edge.result} is {digest[:16]}")
     if manifests:
         head = max(manifests)
-        ways = [edge for edge in chain.edges(None, head) if leads_to_commit(edge, manifests.get(edge.result))]
-        if head not in reachable(ways) and head not in reachable(_from_elsewhere(chain, manifests, head)):
-            yield Finding(manifest_key(head), "no way leads from any anchor to the head")
+        edges = [edge for edge in chain.edges(None, head) if leads_to_commit(edge, manifests.get(edge.result))]
+        if head not in reachable(edges) and head not in reachable(_edges_from_references(chain, manifests, head)):
+            yield Finding(manifest_key(head), "no route leads from any anchor to the head")
 
 
-def _from_elsewhere(chain: Chain, manifests: dict[int, Manifest], head: int) -> list[Edge]:
-    """The ways that begin at a checkpoint which the channel only names."""
-    named = chain.reference_edges()
-    first = min((edge.result for edge in named), default=head)
-    return [*named, *(edge for edge in chain.edges(first, head) if leads_to_commit(edge, manifests.get(edge.result)))]
+def _edges_from_references(chain: Chain, manifests: dict[int, Manifest], head: int) -> list[Edge]:
+    """References, and the edges that lead on from them."""
+    references = chain.reference_edges()
+    first = min((edge.result for edge in references), default=head)
+    return [
+        *references,
+        *(edge for edge in chain.edges(first, head) if leads_to_commit(edge, manifests.get(edge.result))),
+    ]
 
 
 def _manifests(chain: Chain) -> tuple[dict[int, Manifest], list[Finding]]:
@@ -132,7 +135,7 @@ def _check_anchor(chain: Chain, edge: Edge, manifest: Manifest | None, sizes: di
 
 
 def _check_copies(chain: Chain, sizes: dict[str, int]) -> Iterator[Finding]:
-    """The copies of the channel's record, from which a damaged one is restored."""
+    """Check the copies of the channel's record, from which a damaged one is restored."""
     record = read_record(chain.store, CHANNEL)
     for key in sizes:
         place = read_anchor_key(key)
@@ -140,7 +143,7 @@ def _check_copies(chain: Chain, sizes: dict[str, int]) -> Iterator[Finding]:
             continue
         try:
             if read_record(chain.store, key) != record:
-                yield Finding(key, "it is no copy of channel.json. Copy that there: it is what `repair` needs")
+                yield Finding(key, "it is not a copy of channel.json. Copy that there: `repair` needs it")
         except UnreachableError:
             raise
         except (FormatError, StoreError) as error:
@@ -151,16 +154,16 @@ def _check_copies(chain: Chain, sizes: dict[str, int]) -> Iterator[Finding]:
 
 
 def changed_companions(chain: Chain) -> Iterator[str]:
-    """What loaders read beside the weights, and is not the same in an anchor as in the one before it.
+    """The files beside the weights that differ between an anchor and the one before it.
 
-    That may be meant: a tokenizer is mended. But no digest of a version speaks of these files, so people should know.
+    That may be intended, as for a fixed tokenizer. But no digest of a version covers these files, so users should know.
     """
     before: Anchor | None = None
     for edge in sorted(chain.anchor_edges(), key=lambda edge: (edge.result, edge.key)):
         try:
             anchor = chain.anchor(edge.record)
             if not leads_to_commit(edge, chain.manifest(edge.result)):
-                continue  # of a writer that was outrun
+                continue  # of a writer that lost a race
         except (FormatError, ChannelError, StoreError):
             continue  # a finding, not a note
         if before is not None:
@@ -192,11 +195,11 @@ def _companions(anchor: Anchor) -> dict[str, str]:
 def verify_deep(
     chain: Chain, scratch: Path, workers: Workers = ONE, report: Report = silent
 ) -> Iterator[tuple[str, Finding | None]]:
-    """Fetch, decode and check every anchor, delta and squash in the order of versions; each with what is wrong with it.
+    """Fetch, decode and check every anchor, delta and squash in the order of versions; yield each key with its finding.
 
-    What cannot be read is a finding, and the rest is still checked. A checkpoint that the channel only names is fetched
-    where nothing else leads to the versions behind it. ``scratch`` is a folder that does not exist yet; it will hold
-    one copy of the weights.
+    An object that cannot be read is a finding, and the rest is still checked. A reference is fetched only if nothing
+    else leads to the versions after it. ``scratch`` is a folder that does not exist yet; it will hold one copy of the
+    weights.
     """
     head = chain.head()
     if head is None:
@@ -204,56 +207,56 @@ def verify_deep(
     newest = head.position.version
     walk = _Walk(chain, Mirror(scratch, chain.channel.id, chain.channel.table, workers), workers)
     try:
-        yield from walk.all(_ways(chain, newest), newest, report)
+        yield from walk.run(_all_edges(chain, newest), newest, report)
     finally:
         walk.mirror.close()
 
 
-def _ways(chain: Chain, newest: int) -> list[Edge]:
-    """All ways, also those that begin at a checkpoint which the channel only names."""
+def _all_edges(chain: Chain, newest: int) -> list[Edge]:
+    """All edges, also references and those that lead on from them."""
     edges, named = chain.edges(None, newest), chain.reference_edges()
     more = chain.edges(min(edge.result for edge in named), newest) if named else []
     return list({edge.key: edge for edge in (*edges, *named, *more)}.values())
 
 
 class _Walk:
-    """Goes from version to version with a mirror, and tries each object where it belongs."""
+    """Goes from version to version with a mirror, and tries each object at its base."""
 
     def __init__(self, chain: Chain, mirror: Mirror, workers: Workers):
         self.chain = chain
         self.mirror = mirror
         self.workers = workers
         self.bad: set[str] = set()
-        """Objects that are not tried again on the way to others."""
+        """Keys of objects that are not used to reach others."""
         self.unanswered = 0
 
-    def all(self, edges: list[Edge], newest: int, report: Report) -> Iterator[tuple[str, Finding | None]]:
+    def run(self, edges: list[Edge], newest: int, report: Report) -> Iterator[tuple[str, Finding | None]]:
         arriving, leaving = _by(edges, lambda edge: edge.result), _by(edges, lambda edge: edge.base)
         committed, untried = set(self.chain.versions()), dict.fromkeys((DELTAS, SQUASHES), 0)
         for version in sorted({edge.result for edge in edges if edge.base is None} | committed):
             report("versions", version, newest)
             for edge in arriving.get(version, ()):
                 if edge.kind == "delta" and self.mirror.version == edge.base:
-                    yield edge.key, self._told(edge, self._go(edge))
+                    yield edge.key, self._finding(edge, self._go(edge))
                 elif edge.kind == "delta":
-                    untried[DELTAS] += edge.base in committed  # else its base was collected, and nobody goes there
+                    untried[DELTAS] += edge.base in committed  # else its base was collected, and no reader uses it
             for edge in arriving.get(version, ()):
                 if edge.base is None and not (edge.kind == "reference" and self.mirror.version == version):
-                    yield edge.key, self._told(edge, self._go(edge, only_if_lost=True))
+                    yield edge.key, self._finding(edge, self._go(edge, only_if_lost=True))
             if self.mirror.version != version and version in committed:
                 self._leap(edges, version)
             for edge in leaving.get(version, ()):
                 if edge.kind == "squash" and self.mirror.version == version:
-                    yield edge.key, self._told(edge, self._try_squash(edge))
+                    yield edge.key, self._finding(edge, self._try_squash(edge))
                 elif edge.kind == "squash":
                     untried[SQUASHES] += version in committed and edge.result in committed
         for kind, count in untried.items():
             if count:
-                what = f"{count} {kind.rstrip('/')} could not be tried, since what leads to them is not whole"
+                what = f"{count} {kind.rstrip('/')} could not be tried: their base cannot be reached"
                 yield kind, Finding(kind, what)
 
-    def _told(self, edge: Edge, error: Exception | None) -> Finding | None:
-        """What came of an object, as a finding; a store that answers no more ends it all."""
+    def _finding(self, edge: Edge, error: Exception | None) -> Finding | None:
+        """The error of an object as a finding; raised instead if the store has stopped answering."""
         if error is None:
             self.unanswered = 0
             return None
@@ -262,23 +265,23 @@ class _Walk:
         if self.unanswered >= _PATIENCE:
             raise error
         if edge.kind == "reference" and isinstance(error, StoreError):
-            anchor = "the checkpoint that this anchor only names could not be had"
+            anchor = "the checkpoint that this anchor refers to could not be fetched"
             hint = "Check a replica instead: `weightcast verify FOLDER URL`"
             return Finding(edge.key, f"{anchor}: {error}. {hint}")
         return Finding.of(edge.key, error)
 
     def _go(self, edge: Edge, only_if_lost: bool = False) -> Exception | None:
-        """Check one anchor or delta, and stand at its result; what is wrong with it, if anything is."""
+        """Check one anchor or delta and apply it; returns its error, if any."""
         try:
             goal = self.chain.manifest(edge.result)
             if not leads_to_commit(edge, goal):
                 return None
             staged = stage_route(self.chain, self.mirror, (edge,), goal, self.workers)
             if not (only_if_lost and self.mirror.version == edge.result):
-                self.mirror.take(staged)
+                self.mirror.apply(staged)
             forget_downloads(self.mirror)
         except SpaceError:
-            raise  # says nothing of the object
+            raise  # not the fault of the object
         except BadEdgeError as bad:
             return bad.error
         except (WeightcastError, OSError) as error:
@@ -286,12 +289,12 @@ class _Walk:
         return None
 
     def _leap(self, edges: list[Edge], version: int) -> None:
-        """Go on behind a gap, if any way leads there; what is wrong with the ways is found when their turn comes."""
+        """Go on after a gap, if any route leads there; errors of its objects are found in their turn."""
         route = cheapest_route([edge for edge in edges if edge.key not in self.bad], self.mirror.version, version)
         if route:
             try:
                 goal = self.chain.manifest(version)
-                self.mirror.take(stage_route(self.chain, self.mirror, route, goal, self.workers))
+                self.mirror.apply(stage_route(self.chain, self.mirror, route, goal, self.workers))
             except BadEdgeError as bad:
                 self.bad.add(bad.edge.key)
             except UnreachableError:
@@ -299,11 +302,11 @@ class _Walk:
                 if self.unanswered >= _PATIENCE:
                     raise
             except (StoreError, FormatError, ChannelError):
-                pass  # the same request is made in its turn, and told of
+                pass  # the same request is made in its turn, and its error reported
         forget_downloads(self.mirror)
 
     def _try_squash(self, edge: Edge) -> Exception | None:
-        """Stage a squash on the weights of its base, see where it leads, and forget it."""
+        """Stage a squash on the weights of its base, compare the result, and forget it."""
         ref, mirror = squash_object(edge), self.mirror
         assert mirror.weights is not None
         assert mirror.fingerprint is not None

@@ -1,4 +1,4 @@
-"""Whoever holds weights and takes staged patches: arrays in memory here, a mirror on disk in `mirror`."""
+"""A replica: weights that are kept at a channel's versions. Arrays in memory are one, a mirror on disk another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weightcast.format.workers import ONE, Workers
 
 @dataclass(frozen=True)
 class StagedPatch:
-    """A proven patch as a `plain` file, and where it leads."""
+    """A verified patch as a `plain` file, and the position it leads to."""
 
     position: Position
     path: Path
@@ -32,19 +32,19 @@ class StagedPatch:
 
 @dataclass(frozen=True)
 class Staged:
-    """All that must be written to bring a holder to ``position``: perhaps a whole checkpoint, then some patches."""
+    """All that must be written to bring a replica to ``position``: perhaps a whole checkpoint, then some patches."""
 
     start: Position | None
-    """Where the holder stood; what was staged leads on from there only."""
+    """The replica's position when this was staged; it leads on from there only."""
     position: Position
     fingerprint: Fingerprint
     anchor: Position | None
     anchor_digests: tuple[int, ...] | None
     folder: Path | None
-    """Of the anchor's files, each of them durable."""
+    """With the anchor's files, each of them durable."""
     patches: tuple[StagedPatch, ...]
     nbytes: int
-    """Fetched for it."""
+    """Bytes fetched for it."""
     short_of: Position | None = None
     """The version that was wanted, if no intact route leads there and this is the newest before it."""
     reason: WeightcastError | None = None
@@ -54,68 +54,68 @@ class Staged:
 
     @property
     def is_there(self) -> bool:
-        """Whether the files are: what is staged next takes their place."""
+        """Whether the files still are: the next update that is staged replaces them."""
         folder = () if self.folder is None else (self.folder,)
         return all(path.exists() for path in (*folder, *(patch.path for patch in self.patches)))
 
 
-class Holder(Protocol):
-    """Weights at some position, and a place on disk to prepare what comes next."""
+class Replica(Protocol):
+    """Weights at some position, and a folder on disk to prepare the next update in."""
 
     @property
     def workshop(self) -> Path: ...
 
     @property
     def version(self) -> int | None:
-        """The version it stands at, if it knows."""
+        """The version that is held, if it is known."""
         ...
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """What it holds, as it remembers; None if it holds nothing, or is in doubt after a failure: `examine` it."""
+        """What is held, as remembered; None if nothing is, or after a failure, until `examine`."""
         ...
 
     @property
     def weights(self) -> Weights | None: ...
 
     def locate(self, version: int | None) -> None:
-        """Be told which version this is; None if no version of the channel has these bits."""
+        """Set the version that this is; None if no version of the channel has these bits."""
         ...
 
     def examine(self) -> bool:
         """Read all bits again; False if they are not what was remembered (then `fingerprint` is what they are)."""
         ...
 
-    def glance(self) -> None:
-        """Notice what somebody else did to what is held, as far as that costs nothing, and `examine` it then."""
+    def examine_if_changed(self) -> None:
+        """`examine` if there are cheap signs that another program changed what is held."""
         ...
 
-    def take(self, staged: Staged) -> None:
+    def apply(self, staged: Staged) -> None:
         """Hold what was staged. Doing it again after an interruption completes it."""
         ...
 
-    def way_back(self, goal: Position) -> Staged | None:
-        """Stage the way back to an older version without any download; None if that cannot be done."""
+    def stage_back(self, goal: Position) -> Staged | None:
+        """Stage the route back to an older version without any download; None if that cannot be done."""
         ...
 
     def fold(self, wait: bool = True, patience: float | None = None) -> bool:
-        """Bring what others read up to what is held, if that lags behind; False if others prevent it.
+        """Bring the files that others read up to what is held; False if readers prevent it and ``wait`` is not set.
 
-        `BusyError` where they are to be waited for and take longer than ``patience`` seconds.
+        `BusyError` if they take longer than ``patience`` seconds.
         """
         ...
 
     def close(self) -> None: ...
 
 
-def position_of(holder: Holder) -> Position | None:
-    """Where a holder stands, if it is a version that it knows."""
-    version, fingerprint = holder.version, holder.fingerprint
+def position_of(replica: Replica) -> Position | None:
+    """The position of a replica, if its version is known."""
+    version, fingerprint = replica.version, replica.fingerprint
     return Position(version, fingerprint.digest) if version is not None and fingerprint else None
 
 
-class MemoryHolder:
-    """A target in memory. Its patches wait in a temporary folder; `take` does nothing but write them into it."""
+class MemoryReplica:
+    """A target in memory. Staged patches are in a temporary folder; `apply` only writes them into the target."""
 
     def __init__(self, target: Target, workers: Workers = ONE):
         if not isinstance(target, Target):
@@ -144,12 +144,12 @@ class MemoryHolder:
         self.version = None
         return False
 
-    def glance(self) -> None:
-        """Memory does not tell who wrote to it."""
+    def examine_if_changed(self) -> None:
+        """Do nothing: memory gives no cheap sign of having been written."""
 
-    def take(self, staged: Staged) -> None:
+    def apply(self, staged: Staged) -> None:
         with Layers([patch.path for patch in staged.patches]) as layers, ExitStack() as opened:
-            # Until the last bit is written nothing is known of the whole.
+            # Until the last bit is written the weights are a mixture.
             self.version = self.fingerprint = None
             if staged.folder is not None:
                 anchor = opened.enter_context(Checkpoint(staged.folder))
@@ -163,7 +163,7 @@ class MemoryHolder:
         if staged.folder is not None:
             shutil.rmtree(staged.folder)
 
-    def way_back(self, goal: Position) -> Staged | None:
+    def stage_back(self, goal: Position) -> Staged | None:
         return None
 
     def fold(self, wait: bool = True, patience: float | None = None) -> bool:

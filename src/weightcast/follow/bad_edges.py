@@ -1,4 +1,4 @@
-"""Ways that turned out to be bad: left alone for a while, then tried again, since objects can be repaired in place."""
+"""Edges that turned out to be bad: avoided for a while, then tried again, since objects can be repaired in place."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weightcast.errors import AccessError, MissingError, WeightcastError
 from weightcast.store.backoff import CLOCK, Backoff, Clock
 
 _CHEAP = (MissingError, AccessError)
-"""Errors that cost one small request to find out: those ways are tried again at every poll."""
+"""Errors that one small request shows: those edges are tried again at every poll."""
 
 _FORGET = 3600.0
-"""Seconds until an object that nobody asked for any more is forgotten."""
+"""Seconds until an object that is not requested any more is forgotten."""
 
 
 @dataclass
@@ -23,8 +23,8 @@ class _Bad:
     until: float
 
 
-class Avoided:
-    """The ways not to take now. `begin` starts a poll: ways that are cheap to try, or have waited enough, return."""
+class BadEdges:
+    """The keys of edges to avoid now. `begin` starts a poll: edges that are cheap to try, or waited enough, return."""
 
     def __init__(self, clock: Clock = CLOCK):
         self._clock = clock
@@ -38,7 +38,7 @@ class Avoided:
         self._now = {key: bad.error for key, bad in self._bad.items() if now < bad.until}
 
     def add(self, edge: Edge, error: WeightcastError) -> None:
-        """Leave this way alone for the rest of the poll, and longer if it took a download to find out."""
+        """Avoid this edge for the rest of the poll, and longer if it took a download to find out."""
         self._now[edge.key] = error
         if not isinstance(error, _CHEAP):
             before = self._bad.get(edge.key)
@@ -50,15 +50,15 @@ class Avoided:
 
     @property
     def reason(self) -> WeightcastError | None:
-        """Why a version cannot be reached: a refusal, which has the simplest remedy, or what came first."""
+        """Why a version cannot be reached: a refusal, which has the simplest remedy, or else the first error."""
         refused = (error for error in self._now.values() if isinstance(error, AccessError))
         return next(refused, next(iter(self._now.values()), None))
 
     def succeeded(self, edges: Iterable[Edge]) -> None:
-        """These ways are good."""
+        """These edges are good."""
         for edge in edges:
             self._bad.pop(edge.key, None)
 
     def clear(self) -> None:
-        """Forget all: it was not the ways that were bad."""
+        """Forget all: it was the weights held that were wrong, not the edges."""
         self._now, self._bad = {}, {}

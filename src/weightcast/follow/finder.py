@@ -1,0 +1,121 @@
+"""Finding the version to go to: the newest commit, and the version that the replica holds, if it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from weightcast.channel.chain import Chain
+from weightcast.channel.policy import Policy
+from weightcast.channel.records import Manifest
+from weightcast.errors import ChannelError, FormatError, MissingError
+from weightcast.follow.replica import Replica, position_of
+from weightcast.format.diff import refuse_other_table
+
+_LOOK_FURTHER = 32
+"""Idle polls until the head is looked up anew: the next versions may have been collected, or the channel reset."""
+
+
+class Finder:
+    """A channel and a replica of it; both are replaced if the channel is reset."""
+
+    def __init__(self, chain: Chain, open_replica: Callable[[Chain], Replica]):
+        self.chain = chain
+        self.replica = open_replica(chain)
+        self._open_replica = open_replica
+        self._idle = _LOOK_FURTHER
+
+    def goal(self, policy: Policy) -> Manifest | None:
+        """The commit that ``policy`` goes to; None to stay."""
+        head = self._head()
+        at = self.replica.version
+        newest = head.position.version if head else at
+        version = policy.goal(at, newest) if newest is not None else None
+        if version is None or version == at:
+            return None
+        if head is not None and version == newest:
+            return head
+        try:
+            return self.chain.manifest(version)
+        except MissingError:
+            # Collected: a follower of every version goes on with the next that is left.
+            left = next(self.chain.versions(version), None)
+            if left is None or at is None or version < at:
+                raise
+            return self.chain.manifest(left)
+
+    def applied(self) -> None:
+        """An update was applied: the next poll asks only for the version after it."""
+        self._idle = 0
+
+    def look_further(self) -> None:
+        """Look the head up anew at the next poll."""
+        self._idle = _LOOK_FURTHER
+
+    def _head(self) -> Manifest | None:
+        """The head; None if nothing is new, which takes one small request."""
+        try:
+            at = self.replica.version
+            return self.look_anew() if at is None or self._idle >= _LOOK_FURTHER else self._look_ahead(at)
+        except ChannelError:
+            if not self._follow_reset():
+                raise
+            return self.look_anew()
+
+    def _look_ahead(self, at: int) -> Manifest | None:
+        following = self.chain.after(at)
+        if following is None:
+            self._idle += 1
+            return None
+        self._idle = 0
+        beyond = self.chain.after(at + 1)
+        return following if beyond is None else self.chain.head(known=at + 2)
+
+    def look_anew(self) -> Manifest | None:
+        """The head, by listing; also find out which version the replica holds."""
+        self._idle = 0
+        if self.replica.fingerprint is None:
+            self.replica.examine()
+        else:
+            self.replica.examine_if_changed()
+        head = self.chain.head()
+        if head is None or self._is_of_another_history(head):
+            self._follow_reset()
+            head = self.chain.head()
+            if head is not None and self._is_of_another_history(head):
+                self.replica.locate(None)
+        if head is not None and self.replica.version is None and self.replica.fingerprint is not None:
+            self.replica.locate(self.chain.find(self.replica.fingerprint.digest, head))
+        return head
+
+    def _is_of_another_history(self, head: Manifest) -> bool:
+        """Whether the channel lacks our version, or has another under its number: it was put back, or reset."""
+        at = position_of(self.replica)
+        if at is None or at.version < head.position.version:
+            return False  # the edges that lead on show whether they begin at our bits
+        try:
+            return at != head.position and self.chain.manifest(at.version).position != at
+        except MissingError as error:
+            if error.key is None:
+                raise
+            return True
+
+    def _follow_reset(self) -> bool:
+        """Switch to the channel that replaced ours, if one did; the weights held may well be a version of it."""
+        chain = Chain.open(self.chain.store)
+        if chain.channel.id == self.chain.channel.id:
+            return False
+        refuse_other_table(self.chain.channel.table, chain.channel.table)
+        self.replica.close()
+        self.replica = self._open_replica(chain)
+        self.chain = chain
+        return True
+
+    def is_elsewhere(self) -> bool:
+        """Whether the replica does not hold the version it is thought to hold; then that is forgotten."""
+        at = position_of(self.replica)
+        with suppress(MissingError, FormatError):
+            if at is not None and self.chain.manifest(at.version).position != at:
+                self.replica.locate(None)
+                return True
+        return not self.replica.examine()

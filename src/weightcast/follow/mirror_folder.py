@@ -1,0 +1,172 @@
+"""The folder of a mirror: its layout, its one owner, the lock between readers and writer, and its default place.
+
+FOLDER/*.safetensors, config.json, …    the checkpoint at the *folded* version, for any tool to load
+FOLDER/.weightcast/position.json        which version that is, with the digest of every tensor
+FOLDER/.weightcast/log/                 staged patches that lead on from there: the redo log
+FOLDER/.weightcast/history/             patches that lead back over the last versions folded; a cache
+FOLDER/.weightcast/lock                 held shared by readers of the files, exclusively by whoever changes them
+FOLDER/.weightcast/changing             there while the files change, or are wrong: they must not be loaded
+FOLDER/.weightcast/install.json         there while a new anchor's files (anchor/) and log (ahead/) are moved in
+FOLDER/.weightcast/staged, incoming     the next update while it is prepared; downloads can be resumed
+FOLDER/.weightcast/owner                held by the one process that keeps this mirror
+FOLDER/.weightcast/ran.json             the newest version for which the command of `pull --exec` succeeded
+FOLDER/.weightcast/instance             the last process that reported to the bucket from here
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from weightcast.channel.keys import is_channel_id
+from weightcast.disk.checkpoint import CHANGING, MIRROR
+from weightcast.disk.durable import discard, locked, remove, sync_folder, write_mark
+from weightcast.errors import BusyError, UsageError
+
+_POSITION, _INSTALL, _RAN, _INSTANCE = "position.json", "install.json", "ran.json", "instance"
+_OWN = {_POSITION, _INSTALL, CHANGING, _RAN, _INSTANCE, "history", "log", "staged", "incoming", "lock", "owner"}
+_NEW_FILES, _NEW_LOG = "anchor", "ahead"
+
+
+class MirrorFolder:
+    """Paths and locks of one mirror."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.inner = path / MIRROR
+        self.position, self.install, self.changing = (self.inner / name for name in (_POSITION, _INSTALL, CHANGING))
+        self.ran, self.instance = self.inner / _RAN, self.inner / _INSTANCE
+        self.log, self.history = self.inner / "log", self.inner / "history"
+        self.staged, self.incoming = self.inner / "staged", self.inner / "incoming"
+        self.new_files, self.new_log = self.inner / _NEW_FILES, self.inner / _NEW_LOG
+        self._owner, self._lock = self.inner / "owner", self.inner / "lock"
+        self._made: list[Path] = []
+        self._is_exclusive = False
+
+    # -- make and remove -----------------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Create what is missing; `UsageError` where a mirror cannot be."""
+        self._made = []
+        if not self.path.exists() and not self.path.is_symlink():
+            if not self.path.absolute().parent.is_dir():
+                raise UsageError("the folder above it does not exist", file=str(self.path), hint="Create it first.")
+            self.path.mkdir()
+            sync_folder(self.path.absolute().parent)
+            self._made.append(self.path)
+        _refuse_strange_folder(self.path)
+        if not self.inner.exists():
+            self.inner.mkdir()
+            self._made.append(self.inner)
+        for part in (self.log, self.staged, self.incoming):
+            part.mkdir(exist_ok=True)
+        sync_folder(self.inner)
+        sync_folder(self.path)
+
+    @property
+    def has_version(self) -> bool:
+        """Whether the mirror holds a version, or is about to."""
+        return self.position.exists() or self.install.exists()
+
+    def sweep(self) -> None:
+        """Delete what a killed process left that is of no further use."""
+        keep = _OWN | ({_NEW_FILES, _NEW_LOG} if self.install.exists() else set())
+        for path in self.inner.iterdir():
+            if path.name not in keep:
+                discard(path)
+        for path in self.staged.iterdir():
+            discard(path)
+
+    def keep_files(self) -> None:
+        """Leave the folder's files alone when a mirror without a version is removed: another program made them."""
+        self._made = [self.inner]
+
+    def remove_if_unused(self) -> None:
+        """Remove what `make` created unless the mirror got a version, or a download that can be resumed."""
+        if not self.has_version and not any(self.incoming.glob("*")):
+            for path in reversed(self._made):
+                discard(path)
+
+    # -- locks ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Be the one process that keeps this mirror; `BusyError` if another one does."""
+        self._part_from_original()
+        with locked(self._owner, patience=0, holder="another follower of this mirror"):
+            if self._owner.read_bytes() != self._identity():
+                self._owner.write_bytes(self._identity())
+            yield
+
+    def _identity(self) -> bytes:
+        """Stands in the lock file, so that a copy of the folder by hard links is noticed."""
+        status = self.inner.stat()
+        return f"{status.st_dev}:{status.st_ino}".encode()
+
+    def _part_from_original(self) -> None:
+        """In a copy by hard links (`cp -al`), remove the lock files that are the original's."""
+        if not self._owner.exists() or self._owner.lstat().st_nlink == 1:
+            return
+        if self._owner.read_bytes() in (b"", self._identity()):
+            return  # this is the original
+        self._owner.unlink()
+        # Readers of either folder may hold the shared lock, and must keep it.
+        with suppress(BusyError, FileNotFoundError), locked(self._lock, patience=0):
+            self._lock.unlink()
+
+    @contextmanager
+    def exclusive(self, patience: float) -> Iterator[None]:
+        """Hold the readers' lock exclusively; code inside may ask for it again.
+
+        `BusyError` if readers keep it for longer than ``patience`` seconds.
+        """
+        if self._is_exclusive:
+            yield
+            return
+        with locked(self._lock, patience=patience, holder="whoever reads the mirror's files"):
+            self._is_exclusive = True
+            try:
+                yield
+            finally:
+                self._is_exclusive = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the readers' lock: nothing is folded into the files meanwhile."""
+        with locked(self._lock, shared=True):
+            yield
+
+    # -- the mark ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the files change, or did when a process was killed, or are wrong: they must not be loaded."""
+        return self.changing.exists()
+
+    def mark(self) -> None:
+        write_mark(self.changing)
+
+    def unmark(self) -> None:
+        if self.is_changing:
+            remove(self.changing)
+
+
+def _refuse_strange_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UsageError("a mirror needs a folder", file=str(folder), hint="Name a folder, or one that can be created.")
+    names = {path.name for path in folder.iterdir()}
+    if names and MIRROR not in names and not any(name.endswith(".safetensors") for name in names):
+        hint = "Name an empty folder, one with a checkpoint, or one that can be created."
+        raise UsageError("the folder is neither empty nor a checkpoint", file=str(folder), hint=hint)
+
+
+def default_mirror(channel: str) -> Path:
+    """The folder in the user's cache for the channel with this id; the folder above it is created."""
+    if not is_channel_id(channel):  # it becomes a path: nothing may lead out of the cache
+        raise UsageError(f"{channel[:100]!r} is not the id of a channel", hint="An id is 32 hexadecimal digits.")
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "weightcast"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / channel
