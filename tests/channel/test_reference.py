@@ -147,7 +147,7 @@ def test_a_model_that_is_not_what_it_was_is_refused(hugging_face: hub.Hub, url: 
     other = small_model(seed=5)
     write_folder(tmp_path / "other", other)
     hugging_face.make_model("model", tmp_path / "other")
-    with pytest.raises(ChannelError, match="version 0 comes out as"):
+    with pytest.raises(ChannelError, match="the weights of version 0 have the digest"):
         pull(url, tmp_path / "replica")
     assert names_in(tmp_path / "replica") == set()
 
@@ -177,10 +177,10 @@ def test_what_the_hub_does_not_give(hugging_face: hub.Hub, url: str, tmp_path: P
     hugging_face.make_model("gated", tmp_path / "model")
     hugging_face.gated.add("tester/gated")
     for name, revision, kind, says in [
-        ("tester/none", "main", MissingError, "the Hub shows no such model"),
+        ("tester/none", "main", MissingError, "the Hub has no such model, or hides it"),
         ("tester/model", "v9", MissingError, "no such revision"),
-        ("tester/gated", "main", AccessError, "access to this model must be asked for"),
-        ("not/a/name", "main", MissingError, "the Hub shows no such model"),
+        ("tester/gated", "main", AccessError, "access to this model must be requested"),
+        ("not/a/name", "main", MissingError, "the Hub has no such model, or hides it"),
     ]:
         with pytest.raises(kind, match=says) as caught:
             wc.init(url, Reference(name, revision))
@@ -300,7 +300,7 @@ def test_weights_larger_than_the_channel_are_not_downloaded(
     model, expected = tmp_path / "model", small_model().table.nbytes
     with (model / "model-00002-of-00002.safetensors").open("ab") as file:
         file.truncate(2 * expected + (200 << 20))
-    with pytest.raises(StoreError, match=r"the model's weights have .* bytes, and the channel's have") as caught:
+    with pytest.raises(StoreError, match=r"the model's weights have .* bytes, but the channel's have") as caught:
         bring(Reference("tester/model", "main"), folder, expected_bytes=expected)
     assert caught.value.hint
     assert len(downloads(hugging_face, 0)) <= 2, "the index, which is asked for and fetched"
@@ -315,7 +315,7 @@ def test_model_of_the_channels_size_is_brought(hugging_face: hub.Hub, folder: Pa
 def test_small_files_that_are_large_are_not_downloaded(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
     for name in ("vocab.txt", "notes.json", "tokenizer.model"):
         sparse(tmp_path / "model" / name, 100 << 20)
-    with pytest.raises(StoreError, match="files beside its weights have"):
+    with pytest.raises(StoreError, match="files other than weights have"):
         bring(Reference("tester/model", "main"), folder)
     assert not downloads(hugging_face, 0)
 

@@ -198,7 +198,7 @@ def test_two_channels_begun_at_once_are_one(ram: Path) -> None:
     world = World.make(ram / "world")
     rival = ScriptedStore(world.store)
     rival.before("create", CHANNEL, lambda _: init(world.store, world.states[0]), times=1)
-    with pytest.raises(ConflictError, match="another writer made a channel here"):
+    with pytest.raises(ConflictError, match="another writer created a channel here"):
         init(rival, world.states[1])
     world.check_readers([0])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.chain import Chain
+from weightcast.channel.chain_reader import read_record
 from weightcast.channel.keys import REPLICAS, replica_key
 from weightcast.channel.records import Heartbeat, heartbeat_from_json, heartbeat_to_json, readable
 from weightcast.errors import FormatError, MissingError

@@ -1,4 +1,4 @@
-"""Checkpoints that a channel only names: models of the Hugging Face Hub, which come through its own cache."""
+"""References: checkpoints outside the bucket, on the Hugging Face Hub, fetched through the Hub's own cache."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from weightcast.store.hub import asking, endpoint, library
 _COMPANIONS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 _WEIGHTS = "*.safetensors"
 _OTHERS = ["*/*", ".*"]
-"""Other formats of the same weights are in folders of their own."""
+"""Folders hold other formats of the same weights."""
 
 _MAX_COMPANIONS = 256 << 20
-"""Bytes of all files beside the weights: the largest tokenizers have some 40 MB."""
+"""Bytes of all files other than weights, at most; the largest tokenizers have some 40 MB."""
 
 _HEADERS = 128 << 20
-"""Bytes that files of weights may have beside what the tensors have. Twice those is allowed too: none is exact."""
+"""Bytes that weight files may have beyond twice those of the tensors: a coarse limit, since sizes are not exact."""
 
-_OTHER_MODEL = "Check which model it is; or download it yourself into the replica's folder."
+_OTHER_MODEL = "Check which model it is, or download it yourself into the replica's folder."
 
 _SECONDS = 10.0
-"""For the Hub to answer who it is that we want; downloads take as long as they take."""
+"""Seconds for the Hub to answer a question; downloads have no limit."""
 
 
 def resolved(reference: Reference) -> Reference:
-    """The same with the commit that its revision stands for now, which never changes."""
+    """The same reference with its revision resolved to a commit, which never changes."""
     with _asking(reference) as hub:
         found = _api(hub).model_info(reference.repository, revision=reference.revision, timeout=_SECONDS)
         if not found.sha:
@@ -64,12 +64,12 @@ def bring(
     linked: bool = False,
     expected_bytes: int | None = None,
 ) -> None:
-    """Put the model's weights and what is needed to load them into ``folder``; `StoreError` if they cannot be had.
+    """Put the model's weights, and the files needed to load them, into ``folder``; `StoreError` if that fails.
 
-    What the Hub's cache has is not fetched again. Files are copies, durable, so that a mirror may change them, and
-    refer to no code; with ``linked`` they are the cache's own wherever that can be, and must not be changed.
+    Files in the Hub's cache are not fetched again. The files are durable copies that a mirror may change, and refer to
+    no code; with ``linked`` they are the cache's own where possible, and must not be changed.
 
-    Sizes are asked for before anything is downloaded. Weights of far more than ``expected_bytes``, the size of the
+    Sizes are checked before anything is downloaded. Weights of far more than ``expected_bytes``, the size of the
     channel's tensors, are a `StoreError`; more than the disk has room for is a `SpaceError`.
     """
     with _asking(reference) as hub:
@@ -90,17 +90,17 @@ def bring(
 def _snapshot(
     hub: Any, reference: Reference, folder: Path, report: Report, *, linked: bool, expected_bytes: int | None
 ) -> Path:
-    """The model in the Hub's cache, where files are links to what they hold."""
+    """The folder of the model in the Hub's cache; its files are symbolic links."""
     import httpx2
 
     model = _Model(hub, reference.repository, reference.revision, _url(reference))
-    try:  # without the many attempts that a download makes: whether the Hub is there, and lets us
+    try:  # one attempt, where a download makes many: is the Hub reachable, and are we allowed?
         found = _api(hub).model_info(
             reference.repository, revision=reference.revision, timeout=_SECONDS, files_metadata=True
         )
     except (httpx2.TransportError, hub.errors.OfflineModeIsEnabled):
         return model.download([*_COMPANIONS, *model.weights_in_cache()], report, local_files_only=True)
-    # What was measured is what is downloaded: a branch may move on in between.
+    # Download the commit whose sizes were checked: a branch may move in between.
     model = replace(model, revision=found.sha or reference.revision)
     sizes = {file.rfilename: file.size for file in found.siblings or []}
     companions = model.select(sizes, _COMPANIONS)
@@ -130,13 +130,13 @@ class _Model:
         return {name: size or 0 for name, size in selected.items()}
 
     def weights_among(self, names: Collection[str]) -> list[str]:
-        """Patterns of the files that hold the checkpoint's weights: not of their copies in other layouts."""
+        """Patterns of the files that hold the checkpoint's weights, without copies in other layouts."""
         if INDEX in names:
             return _named_in(self.download([INDEX], silent) / INDEX, self.url)
         return [SINGLE if SINGLE in names else _WEIGHTS]
 
     def weights_in_cache(self) -> list[str]:
-        """The same, without asking the Hub."""
+        """The same by the cache alone."""
         index = self.cached(INDEX)
         if index is not None:
             return _named_in(index, self.url)
@@ -172,7 +172,7 @@ class _Model:
 
 
 def _named_in(index: Path, url: str) -> list[str]:
-    """Patterns of the files that an index names; the names are anybody's, and match files of the model or nothing."""
+    """Patterns of the files that an index names. The names are untrusted: they match files of the model or nothing."""
     try:
         if index.stat().st_size > MAX_HEADER:
             raise FormatError("the index is too large")
@@ -188,21 +188,19 @@ def _named_in(index: Path, url: str) -> list[str]:
 def _refuse_large_companions(sizes: Mapping[str, int], url: str) -> None:
     total = sum(sizes.values())
     if total > _MAX_COMPANIONS:
-        problem = (
-            f"the model's files beside its weights have {total:,} bytes, and at most {_MAX_COMPANIONS:,} are taken"
-        )
+        problem = f"the model's files other than weights have {total:,} bytes; the limit is {_MAX_COMPANIONS:,}"
         raise StoreError(problem, url=url, hint=_OTHER_MODEL)
 
 
 def _refuse_large_weights(sizes: Mapping[str, int], expected: int | None, url: str) -> None:
     total = sum(sizes.values())
     if expected is not None and total > 2 * expected + _HEADERS:
-        problem = f"the model's weights have {total:,} bytes, and the channel's have {expected:,}"
+        problem = f"the model's weights have {total:,} bytes, but the channel's have {expected:,}"
         raise StoreError(problem, url=url, hint=_OTHER_MODEL)
 
 
 def _files_in(snapshot: Path) -> dict[str, Path]:
-    """The files of a snapshot that belong into a checkpoint's folder, by name; other tools' are in the cache, too."""
+    """The files of a snapshot that belong in a checkpoint folder, by name; the cache may hold files for other tools."""
     names = {path.name for path in snapshot.iterdir() if path.is_file()}
     weights = {name for name in names if name.endswith(".safetensors")}
     if INDEX in names:
@@ -217,7 +215,7 @@ def _files_in(snapshot: Path) -> dict[str, Path]:
 
 def _place(source: Path, target: Path, linked: bool) -> None:
     if linked:
-        with suppress(OSError):  # another disk, or one without links
+        with suppress(OSError):  # another disk, or a file system without links
             os.link(source, target)
             return
         require_space(target.parent, source.stat().st_size)
@@ -236,7 +234,7 @@ def _url(reference: Reference) -> str:
 
 @contextmanager
 def _asking(reference: Reference) -> Iterator[Any]:
-    """The library; what goes wrong in here is said as of this model."""
+    """The Hub's library; its errors become ours, with the name of this model."""
     url = _url(reference)
     try:
         hub = library()
@@ -246,22 +244,22 @@ def _asking(reference: Reference) -> Iterator[Any]:
         try:
             yield hub
         except hub.errors.GatedRepoError:
-            hint = "Ask for access on the model's page, then run `hf auth login`, or set HF_TOKEN."
-            raise AccessError("access to this model must be asked for", url=url, hint=hint) from None
+            hint = "Request access on the model's page, then run `hf auth login`, or set HF_TOKEN."
+            raise AccessError("access to this model must be requested", url=url, hint=hint) from None
         except hub.errors.RevisionNotFoundError:
             raise MissingError("the model has no such revision", url=url, hint="Check the revision.") from None
         except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
             hint = "Check the name; if it is private, run `hf auth login`, or set HF_TOKEN."
-            raise MissingError("the Hub shows no such model", url=url, hint=hint) from None
+            raise MissingError("the Hub has no such model, or hides it", url=url, hint=hint) from None
         except hub.errors.LocalEntryNotFoundError:
-            hint = "Check the link, HF_HUB_OFFLINE, and HF_ENDPOINT if it is set."
+            hint = "Check the network, HF_HUB_OFFLINE, and HF_ENDPOINT if it is set."
             raise UnreachableError(
-                "the Hub cannot be reached, and its cache has not all of it", url=url, hint=hint
+                "the Hub cannot be reached, and its cache does not hold the whole model", url=url, hint=hint
             ) from None
 
 
 def _telling(hub: Any, report: Report) -> Any:
-    """A bar that is not drawn: it tells ``report`` how many bytes there are."""
+    """A progress bar that is not drawn, and passes the bytes to ``report``."""
 
     class Telling(hub.utils.tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any):

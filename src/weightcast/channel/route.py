@@ -1,4 +1,4 @@
-"""Which way to go, and which ways to make: pure functions of what a listing shows."""
+"""The cheapest route between versions, and the squashes to cut: pure functions of a listing's edges."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Collection, Iterable, Iterator
 from weightcast.channel.edge import Edge
 
 LEVELS = (8, 64, 512, 4096, 32768)
-"""How many versions a squash spans: a replica far behind takes a few of the widest, then of each narrower kind."""
+"""How many versions a squash spans: a replica that lags far takes a few of the widest, then of each narrower kind."""
 
 Route = tuple[Edge, ...]
 
 
 def cheapest_route(edges: Iterable[Edge], start: int | None, goal: int) -> Route | None:
-    """The route of fewest bytes, and among those of fewest objects; ``start`` is None for who holds nothing."""
+    """The route of fewest bytes, then of fewest objects; ``start`` is None for a replica that holds nothing."""
     if start == goal:
         return ()
     leaving: dict[int | None, list[Edge]] = defaultdict(list)
     for edge in edges:
         if edge.result <= goal:
             leaving[edge.base].append(edge)
-    # Whoever holds weights may also forget them and begin at an anchor: no base costs nothing to get to.
+    # A replica may also drop its weights and begin at an anchor: "no base" costs nothing to reach.
     best: dict[int | None, tuple[int, int]] = {start: (0, 0), None: (0, 0)}
     by: dict[int | None, Edge] = {}
     ahead: list[tuple[int, int, int]] = []
@@ -62,7 +62,7 @@ def _walked(by: dict[int | None, Edge], start: int | None, goal: int) -> Route:
 
 
 def reachable(edges: Iterable[Edge], start: int | None = None) -> set[int]:
-    """Versions that someone who holds ``start``, or nothing, can get to."""
+    """The versions that can be reached from ``start``, or from nothing."""
     leaving: dict[int | None, list[int]] = defaultdict(list)
     for edge in edges:
         leaving[edge.base].append(edge.result)

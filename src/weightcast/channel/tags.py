@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.chain import Chain
+from weightcast.channel.chain_reader import read_record
 from weightcast.channel.keys import TAGS, Position, check_tag, is_tag, read_tag_key, tag_key
 from weightcast.channel.records import Tag, tag_from_json, tag_to_json
 from weightcast.errors import ConflictError, FormatError, MissingError, UsageError, about

@@ -25,7 +25,7 @@ from weightcast.errors import (
     WeightcastError,
 )
 from weightcast.follow.bad_edges import BadEdges
-from weightcast.follow.fetch import BadEdgeError, forget_downloads, stage_route
+from weightcast.follow.fetch import BadEdgeError, forget_downloads
 from weightcast.follow.finder import Finder
 from weightcast.follow.heartbeat_sender import HeartbeatSender, error_text
 from weightcast.follow.loop import OnError, rounds
@@ -33,6 +33,7 @@ from weightcast.follow.mirror import FOLD_EVERY, PATIENCE, Mirror
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.planner import NoIntactRouteError, Planner
 from weightcast.follow.replica import MemoryReplica, Replica, Staged, position_of
+from weightcast.follow.staging import stage_route
 from weightcast.follow.update import Phases, Update
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.tensors import Target, Weights, refuse_no_weights

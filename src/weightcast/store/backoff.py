@@ -1,4 +1,4 @@
-"""How long to wait after a failure: twice as long each time, up to a limit, and never two replicas in step."""
+"""How long to wait after a failure: twice as long each time, up to a limit, spread so that replicas do not coincide."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable
 
 LONGEST = 60.0
-"""Seconds between two attempts at most, unless the caller polls less often than that."""
+"""Seconds between two attempts at most, unless the caller's own interval is longer."""
 
 _MOST_DOUBLINGS = 32
 """Enough for any interval to reach the limit; a float overflows at 1,024."""
 
 
 class Clock:
-    """Monotonic time, and waiting that a stop ends early. Tests pass one of their own to let a day go by at once."""
+    """Monotonic time, and waiting that a stop ends early. Tests pass one of their own."""
 
     def now(self) -> float:
-        """Seconds since some moment in the past."""
+        """Seconds since an arbitrary moment."""
         return time.monotonic()
 
     def wait(self, stopped: threading.Event, seconds: float) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.chain import Chain
+from weightcast.channel.chain_reader import read_record
 from weightcast.channel.edge import Edge, edge_from_key, leads_to_commit
 from weightcast.channel.heartbeats import heartbeats
 from weightcast.channel.index import write_index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from weightcast.channel.chain import read_record
+from weightcast.channel.chain_reader import read_record
 from weightcast.channel.keys import ANCHORS, CHANNEL, CHANNEL_COPY, MANIFESTS, read_anchor_key, read_manifest_key
 from weightcast.channel.records import channel_from_json, manifest_from_json
 from weightcast.errors import ChannelError, FormatError, MissingError

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightcast.channel.chain import Chain, read_record
+from weightcast.channel.chain import Chain
+from weightcast.channel.chain_reader import read_record
 from weightcast.channel.edge import Edge, leads_to_commit, squash_object
 from weightcast.channel.keys import (
     ANCHORS,
@@ -36,8 +37,9 @@ from weightcast.errors import (
     UnreachableError,
     WeightcastError,
 )
-from weightcast.follow.fetch import BadEdgeError, forget_downloads, stage_route
+from weightcast.follow.fetch import BadEdgeError, forget_downloads
 from weightcast.follow.mirror import Mirror
+from weightcast.follow.staging import stage_route
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 from weightcast.format.workers import ONE, Workers

@@ -1,0 +1,289 @@
+"""Reading a channel (SPEC 11): find the head, read commits, list the edges between versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Self
+
+from weightcast.channel.edge import Edge, edge_from_key, edge_of, leads_to_commit
+from weightcast.channel.keys import (
+    ANCHORS,
+    CHANNEL,
+    CHANNEL_COPY,
+    DELTAS,
+    HEAD,
+    MANIFESTS,
+    RECORD,
+    SQUASHES,
+    AnchorFile,
+    manifest_key,
+    read_anchor_key,
+    read_manifest_key,
+)
+from weightcast.channel.records import (
+    MAX_JSON,
+    Anchor,
+    Channel,
+    Manifest,
+    anchor_from_json,
+    channel_from_json,
+    head_from_json,
+    manifest_from_json,
+    readable,
+)
+from weightcast.errors import (
+    AccessError,
+    ChannelError,
+    FormatError,
+    MissingError,
+    UnsupportedError,
+    about,
+)
+from weightcast.store.base import Store
+from weightcast.store.download import summary
+
+_MOST_PROBES = 10_000
+"""Versions that are probed one by one if listings do not show them."""
+
+REPAIR = "`weightcast repair URL` restores it from an anchor."
+
+
+_DAMAGED = "If it cannot be restored, delete that object: the version before it is the head again."
+_LIST_THEM = "`weightcast log URL` lists the versions."
+
+
+class ChainReader:
+    """A channel in a store, to read."""
+
+    def __init__(self, store: Store, channel: Channel):
+        self.store = store
+        self.channel = channel
+
+    @classmethod
+    def open(cls, store: Store) -> Self:
+        """The channel in ``store``; `ChannelError` if there is none."""
+        data = _channel_record(store)
+        with about(file=f"{store.url}/{CHANNEL}", hint=REPAIR):
+            return cls(store, channel_from_json(data))
+
+    def manifest(self, version: int) -> Manifest:
+        """The commit of a version; `MissingError` if there is none, or it was collected."""
+        key = manifest_key(version)
+        if self.channel.fence == "list":
+            listed = self._commits_of(version)
+            if not listed:
+                raise MissingError(f"there is no version {version}", url=self.store.url, key=key, hint=_LIST_THEM)
+            key = listed[0]
+        data = read_record(self.store, key)
+        with about(file=f"{self.store.url}/{key}", hint=_DAMAGED):
+            manifest = manifest_from_json(data)
+            if manifest.channel != self.channel.id:
+                hint = "Start over: `weightcast pull` into an empty folder, or open a new Subscriber."
+                raise ChannelError("this version belongs to another channel: it was reset", hint=hint)
+            if manifest.position.version != version:
+                raise FormatError(f"the commit of version {version} says it is {manifest.position.version}")
+            return manifest
+
+    def after(self, version: int) -> Manifest | None:
+        """The commit of the next version, or None: one small request."""
+        try:
+            return self.manifest(version + 1)
+        except MissingError as error:
+            if error.key is None:
+                raise  # the bucket is missing, not the version
+            return None
+
+    def head(self, known: int | None = None) -> Manifest | None:
+        """The newest commit; None if there is none yet. ``known`` is a version that the caller has seen.
+
+        Neither the hint nor a listing may be fresh, so later versions are probed.
+        """
+        hint = known if known is not None else self._hint()
+        newest = self._newest_listed(hint or 0)
+        if newest is None and hint:
+            newest = self._newest_listed(0)
+        found: Manifest | None = None
+        for candidate in sorted({version for version in (hint, newest) if version is not None}, reverse=True):
+            with suppress(MissingError):
+                found = self.manifest(candidate)
+                break
+        for _ in range(_MOST_PROBES):
+            following = self.after(found.position.version) if found else self.after(-1)
+            if following is None:
+                break
+            found = following
+        return found
+
+    def versions(self, after: int = -1) -> Iterator[int]:
+        """Committed versions later than ``after``, by a listing."""
+        last = after
+        for version, _ in self._commits(after + 1):
+            if version > last:
+                last = version
+                yield version
+
+    def _commits(self, first: int, prefix: str = MANIFESTS) -> Iterator[tuple[int, str]]:
+        """(version, key) from ``first`` on, by a listing; the first key of each version counts."""
+        start_after = manifest_key(first - 1, "~") if first > 0 else ""
+        for listed in self.store.list(prefix, start_after):
+            found = read_manifest_key(listed.key)
+            if found and self.is_commit(listed.key):
+                yield found[0], listed.key
+
+    def is_commit(self, key: str) -> bool:
+        """Whether a key is that of a commit under this channel's fence; readers ignore the other kind."""
+        found = read_manifest_key(key)
+        return found is not None and (found[1] is None) == (self.channel.fence == "create")
+
+    def _commits_of(self, version: int) -> list[str]:
+        """Keys of one version's commits; the first counts. The listing is small, however long the chain is."""
+        return [key for _, key in self._commits(version, manifest_key(version).removesuffix(".json"))]
+
+    def _newest_listed(self, first: int) -> int | None:
+        return max(self.versions(first - 1), default=None)
+
+    def _hint(self) -> int | None:
+        try:
+            position = readable(read_record(self.store, HEAD), head_from_json)
+        except (MissingError, FormatError):
+            return None
+        return position.version if position else None
+
+    def edges(self, start: int | None, goal: int) -> list[Edge]:
+        """Every edge that a route from ``start`` (None: from nothing) to ``goal`` may use, by listings."""
+        anchors = self.anchor_edges()
+        first = start if start is not None else min((edge.result for edge in anchors), default=0)
+        committed = set(self.versions(first))
+        deltas = [edge for edge in self.delta_edges(first, goal) if edge.result in committed]
+        squashes = [edge for edge in self.squash_edges(first) if edge.result <= goal]
+        listed = max(committed, default=first)
+        if goal - listed <= _MOST_PROBES:
+            deltas += self._unlisted(range(listed + 1, goal + 1))
+        return self._agreed([edge for edge in anchors if first <= edge.result <= goal] + squashes + deltas)
+
+    def _agreed(self, edges: list[Edge]) -> list[Edge]:
+        """The edges that lead to what was committed. A manifest is read only where the keys of a version disagree."""
+        digests: dict[int, set[str]] = {}
+        for edge in edges:
+            digests.setdefault(edge.result, set()).add(edge.digest)
+        manifests: dict[int, Manifest] = {}
+        for version in (version for version, found in digests.items() if len(found) > 1):
+            with suppress(MissingError, FormatError, AccessError):
+                manifests[version] = self.manifest(version)
+        return [edge for edge in edges if edge.result not in manifests or leads_to_commit(edge, manifests[edge.result])]
+
+    def _unlisted(self, versions: range) -> Iterator[Edge]:
+        """Committed deltas that the listing did not show."""
+        for version in versions:
+            with suppress(MissingError):
+                manifest = self.manifest(version)
+                if manifest.base is not None:
+                    yield edge_of(manifest)
+
+    def anchor_edges(self) -> list[Edge]:
+        """Anchors with a record whose files are in the bucket."""
+        return self._anchors()[0]
+
+    def references(self) -> list[Anchor]:
+        """Records of anchors whose files are outside the bucket."""
+        return [self.anchor(edge.record) for edge in self.reference_edges()]
+
+    def reference_edges(self) -> list[Edge]:
+        """The same as edges; not every reader can fetch them."""
+        return self._anchors()[1]
+
+    def _anchors(self) -> tuple[list[Edge], list[Edge]]:
+        """Anchors and references, by one listing."""
+        sizes: dict[str, int] = {}
+        records: list[AnchorFile] = []
+        for listed in self.store.list(ANCHORS):
+            place = read_anchor_key(listed.key)
+            if place is not None and place.name == RECORD:
+                records.append(place)
+            elif place is not None and place.name != CHANNEL_COPY:
+                sizes[place.folder] = sizes.get(place.folder, 0) + listed.size
+        nbytes = self.channel.table.nbytes
+        anchors = [
+            Edge("anchor", None, at.version, sizes[at.folder], at.folder, at.digest)
+            for at in records
+            if at.folder in sizes
+        ]
+        references = [
+            Edge("reference", None, at.version, nbytes, at.folder, at.digest)
+            for at in records
+            if at.folder not in sizes
+        ]
+        return anchors, references
+
+    def delta_edges(self, first: int, goal: int) -> Iterator[Edge]:
+        for listed in self.store.list(DELTAS, f"{DELTAS}{first:012d}~"):
+            edge = edge_from_key(listed.key, listed.size)
+            if edge and edge.result > goal:
+                return
+            if edge:
+                yield edge
+
+    def squash_edges(self, first: int) -> Iterator[Edge]:
+        for listed in self.store.list(SQUASHES, f"{SQUASHES}{first:012d}"):
+            edge = edge_from_key(listed.key, listed.size)
+            if edge:
+                yield edge
+
+    def anchor(self, key: str, manifest: Manifest | None = None) -> Anchor:
+        """The record of an anchor, by its key; `FormatError` if ``manifest`` commits the key with other bytes."""
+        data = read_record(self.store, key)
+        with about(file=f"{self.store.url}/{key}"):
+            if manifest is not None and manifest.object.key == key and summary(data)[0] != manifest.object.sha256:
+                raise FormatError("this is not the record that was committed")
+            anchor = anchor_from_json(data)
+            if anchor.channel != self.channel.id or not all(ref.key.startswith(_parent(key)) for ref in anchor.files):
+                raise FormatError("this anchor belongs to another channel or folder")
+            return anchor
+
+    def find(self, digest: str, head: Manifest) -> int | None:
+        """The newest version with this digest, as far as keys show it; None if there is none."""
+        if digest == head.position.digest:
+            return head.position.version
+        anchors, references = self._anchors()
+        edges = [*anchors, *references, *self.delta_edges(0, head.position.version), *self.squash_edges(0)]
+        for version in sorted({edge.result for edge in edges if edge.digest == digest[:16]}, reverse=True):
+            # Writers that lost a race leave objects: only committed ones count.
+            with suppress(MissingError):
+                if self.manifest(version).position.digest == digest:
+                    return version
+        return None
+
+
+def read_record(store: Store, key: str) -> bytes:
+    """A JSON object of a channel, of bounded size."""
+    data = store.get(key, 0, MAX_JSON + 1)
+    if len(data) > MAX_JSON:
+        raise FormatError(f"the object is larger than {MAX_JSON:,} bytes", file=f"{store.url}/{key}")
+    return data
+
+
+def _channel_record(store: Store) -> bytes:
+    """The bytes of ``channel.json``; `ChannelError` if there is no channel, `FormatError` if only this is lost."""
+    try:
+        return read_record(store, CHANNEL)
+    except MissingError as error:
+        missing = error
+    if missing.key and _has_versions(store):
+        with suppress(MissingError):  # the channel was created between the two requests
+            return read_record(store, CHANNEL)
+        raise FormatError("the channel's record is missing", file=f"{store.url}/{CHANNEL}", hint=REPAIR)
+    why, first = ("", "Check the address, or") if missing.key else (f": {missing.problem}", f"{missing.hint} Then")
+    hint = f"{first} create a channel with `weightcast init URL CHECKPOINT`."
+    raise ChannelError(f"there is no channel here{why}", file=store.url, hint=hint)
+
+
+def _has_versions(store: Store) -> bool:
+    """Whether a manifest can be listed; a store over http lists nothing before its first version."""
+    with suppress(MissingError, UnsupportedError):
+        return any(read_manifest_key(listed.key) for listed in store.list(MANIFESTS))
+    return False
+
+
+def _parent(key: str) -> str:
+    return key[: key.rindex("/") + 1]

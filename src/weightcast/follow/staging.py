@@ -1,0 +1,121 @@
+"""Staging a route: each object decoded and verified on top of the one before; the weights are not changed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import Position
+from weightcast.channel.records import Manifest
+from weightcast.channel.route import Route, route_bytes
+from weightcast.disk.checkpoint import Checkpoint
+from weightcast.disk.companions import WEIGHTS
+from weightcast.disk.durable import Report, discard, require_space, silent
+from weightcast.disk.staged import Overlay, stage
+from weightcast.errors import (
+    BaseError,
+    ChannelError,
+    CheckpointError,
+    FormatError,
+    MismatchError,
+    ResultError,
+    UsageError,
+)
+from weightcast.follow.fetch import Arrived, BadEdgeError, arrivals, name_of
+from weightcast.follow.replica import Replica, Staged, StagedPatch, position_of
+from weightcast.format.diff import refuse_other_table
+from weightcast.format.digest import Fingerprint
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
+from weightcast.format.tensors import Weights
+from weightcast.format.workers import ONE, Workers
+
+
+def stage_route(
+    chain: Chain, replica: Replica, route: Route, goal: Manifest, workers: Workers = ONE, report: Report = silent
+) -> Staged:
+    """Stage the route to ``goal`` in the replica's workshop, verified; `BadEdgeError` names an edge that is bad."""
+    staging, incoming = replica.workshop / "staged", replica.workshop / "incoming"
+    _clear(staging, set())
+    _clear(incoming, {name_of(edge) for edge in route})
+    require_space(replica.workshop, route_bytes(route))
+    with ExitStack() as opened:
+        state, fingerprint = replica.weights, replica.fingerprint
+        anchor: Position | None = None
+        anchor_digests: tuple[int, ...] | None = None
+        folder: Path | None = None
+        layers: list[PatchReader] = []
+        patches: list[StagedPatch] = []
+        fetched = opened.enter_context(closing(arrivals(chain, incoming, route, goal, report)))
+        for arrived in fetched:
+            edge = arrived.edge
+            try:
+                if edge.base is None:
+                    folder, layers, patches = arrived.path, [], []
+                    state = opened.enter_context(Checkpoint(folder, aliases=dict(chain.channel.table.aliases)))
+                    refuse_other_table(chain.channel.table, state.table)
+                    _refuse_other_weights(folder, state)
+                    anchor_digests = _in_order(arrived, state)
+                    fingerprint = Fingerprint(state.table, anchor_digests)
+                else:
+                    if state is None or fingerprint is None:
+                        raise ChannelError("a patch was planned with nothing to apply it to")
+                    out = staging / f"{edge.base:012d}-{edge.result:012d}.safetensors"
+                    under = Overlay(state, layers, fresh=isinstance(state, Checkpoint))
+                    fingerprint = _stage_one(arrived, under, fingerprint, out, workers, report)
+                    layers.append(PatchReader(opened.enter_context(FileSource(out))))
+                    patches.append(StagedPatch(Position(edge.result, fingerprint.digest), out))
+                    arrived.path.unlink()
+                _refuse_other_result(arrived, fingerprint)
+            except (FormatError, MismatchError, UsageError, ChannelError, CheckpointError) as error:
+                raise BadEdgeError(edge, error) from error
+            if edge.base is None:
+                anchor = Position(edge.result, fingerprint.digest)
+        assert fingerprint is not None
+        start, nbytes = position_of(replica), route_bytes(route)
+        return Staged(start, goal.position, fingerprint, anchor, anchor_digests, folder, tuple(patches), nbytes)
+
+
+def _refuse_other_weights(folder: Path, state: Checkpoint) -> None:
+    """`FormatError` for safetensors files outside the checkpoint's index: a tool might load them instead."""
+    for path in sorted(set(folder.glob(f"*{WEIGHTS}")) - set(state.files)):
+        raise FormatError("the anchor holds weights outside its checkpoint's index", file=path.name)
+
+
+def _in_order(arrived: Arrived, state: Checkpoint) -> tuple[int, ...]:
+    """The digests of an anchor's tensors, in the table's order; its index may name tensors that no file has."""
+    try:
+        return tuple(arrived.digests[spec.name] for spec in state.table)
+    except KeyError as name:
+        raise FormatError("no safetensors file has the tensor", file=arrived.edge.key, tensor=str(name)) from None
+
+
+def _clear(folder: Path, names: set[str]) -> None:
+    """Delete what earlier attempts left, except downloads of ``names``, which can be resumed."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.name.removesuffix(".partial") not in names:
+            discard(path)
+
+
+def _stage_one(
+    arrived: Arrived, under: Weights, fingerprint: Fingerprint, out: Path, workers: Workers, report: Report
+) -> Fingerprint:
+    with FileSource(arrived.path) as source:
+        reader = PatchReader(source)
+        if arrived.position is not None and arrived.position.digest != reader.header.result:
+            raise FormatError("the patch does not lead to the position in its manifest", file=arrived.edge.key)
+        if arrived.base is not None and arrived.base != fingerprint.digest:
+            problem = f"the manifest of version {arrived.edge.result} begins at {arrived.base[:12]}"
+            raise BaseError(problem, expected=arrived.base, found=fingerprint.digest)
+        return stage(reader, under, fingerprint, out, workers, report)
+
+
+def _refuse_other_result(arrived: Arrived, fingerprint: Fingerprint) -> None:
+    """`ResultError` if an edge did not lead to the committed position, as far as that is known."""
+    edge = arrived.edge
+    expected = arrived.position.digest if arrived.position else None
+    if (expected is not None and fingerprint.digest != expected) or not fingerprint.digest.startswith(edge.digest):
+        problem = f"the weights of version {edge.result} have the digest {fingerprint.digest[:12]}"
+        raise ResultError(problem, expected=expected or edge.digest, found=fingerprint.digest)
