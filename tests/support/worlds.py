@@ -322,3 +322,14 @@ class Operation:
             if thoroughly and self.writes:
                 self.done(world)
                 assert world.strays() == set()
+
+
+def damage(world: World, key: str) -> bytes:
+    """Flip a bit of an object; returns what it was."""
+    good = world.store.get(key)
+    world.store.put(key, good[:-1] + bytes([good[-1] ^ 1]))
+    return good
+
+
+def delta_of(world: World, version: int) -> str:
+    return world.chain.manifest(version).object.key

@@ -1,0 +1,191 @@
+"""Damaged, missing or refused objects: the newest version that can be reached, detours, and what is reported."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from cases import same_bits
+from fake_clock import FakeClock
+from scripted_store import ScriptedStore
+from worlds import World, damage, delta_of, follow, nothing_like, opened
+
+import weightcast as wc
+from weightcast.channel import keys
+from weightcast.channel.keys import anchor_folder
+from weightcast.channel.policy import AtLeast, Every, Pinned
+from weightcast.channel.records import Anchor, ObjectRef, anchor_to_json
+from weightcast.errors import (
+    AccessError,
+    NoRouteError,
+)
+from weightcast.follow.subscriber import Subscriber
+from weightcast.publish.from_checkpoint import cut_anchor
+from weightcast.publish.publisher import Publisher
+
+
+@pytest.fixture
+def world(ram: Path) -> World:
+    return World.make(ram / "world").begin(4)
+
+
+def publish_next(world: World) -> int:
+    """Commit the next state; returns its version."""
+    head = world.head()
+    assert head is not None
+    with Publisher(world.store, wc.Arrays.copy_of(world.states[head]), threads=1) as publisher:
+        return publisher.publish(weights=world.states[head + 1]).result(30).position.version
+
+
+def test_damaged_head_leaves_a_late_replica_at_the_version_before_it(world: World) -> None:
+    damage(world, delta_of(world, 4))
+    held = nothing_like(world.states[0])
+    with Subscriber(world.store, held, threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        assert (staged.position.version, staged.short_of) == (3, world.chain.manifest(4).position)
+        assert isinstance(staged.reason, NoRouteError)
+        assert "version 4 cannot be reached" in str(staged.reason)
+        subscriber.apply(staged)
+    assert same_bits(held, world.states[3])
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_replica_stops_before_damage_in_the_middle(world: World, at: int) -> None:
+    """Versions 3 and 4 hang on the delta that is bad: from wherever one comes, 2 is the newest."""
+    follow(world, policy=Pinned(at))
+    damage(world, delta_of(world, 3))
+    with Subscriber(world.store, world.mirror, threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        assert subscriber.apply(staged).version == 2
+    world.check_mirror([2])
+
+
+def test_replica_stops_before_a_missing_object(world: World) -> None:
+    world.store.delete(delta_of(world, 3))
+    held = nothing_like(world.states[0])
+    with Subscriber(world.store, held, threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        assert (staged.position.version, staged.short_of and staged.short_of.version) == (2, 4)
+
+
+def test_damage_after_the_current_version_is_reported_and_not_fetched_again_at_once(world: World) -> None:
+    clock = FakeClock()
+    bad = delta_of(world, 4)
+    good = damage(world, bad)
+    calls = ScriptedStore(world.store)
+    with Subscriber(calls, world.mirror, threads=1, clock=clock) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        subscriber.apply(staged)
+        before = calls.count("get", bad)
+        assert before
+        for _ in range(5):
+            with pytest.raises(NoRouteError, match="version 4 cannot be reached"):
+                subscriber.poll()
+        assert calls.count("get", bad) == before
+        world.store.put(bad, good)
+        clock.time += 60.0 * 1.2
+        staged = subscriber.poll()
+        assert staged is not None
+        assert staged.short_of is None
+        assert subscriber.apply(staged).version == 4
+    world.check_mirror([4])
+
+
+def test_damaged_object_is_not_fetched_for_every_later_version(world: World) -> None:
+    clock, calls = FakeClock(), ScriptedStore(world.store)
+    follow(world, policy=Pinned(3))
+    bad = delta_of(world, 4)
+    damage(world, bad)
+    with Subscriber(calls, world.mirror, threads=1, clock=clock) as subscriber:
+        for _ in range(3):
+            with pytest.raises(NoRouteError):
+                subscriber.poll()
+            publish_next(world)
+        assert calls.count("get", bad) == 1
+
+
+def test_new_detour_around_damage_is_taken_at_once(world: World) -> None:
+    clock = FakeClock()
+    follow(world, policy=Pinned(3))
+    damage(world, delta_of(world, 4))
+    with Subscriber(world.store, world.mirror, threads=1, clock=clock) as subscriber:
+        with pytest.raises(NoRouteError):
+            subscriber.poll()
+        position = world.chain.manifest(4).position
+        files = {path.name: path for path in world.checkpoint(4).iterdir()}
+        world.chain.put_anchor(position, files)
+        staged = subscriber.poll()
+        assert staged is not None
+        assert subscriber.apply(staged).version == 4
+    world.check_mirror([4])
+
+
+def test_unreachable_pinned_version_is_an_error(world: World) -> None:
+    damage(world, delta_of(world, 3))
+    for version in (3, 4):
+        with (
+            Subscriber(world.store, nothing_like(world.states[0]), Pinned(version), threads=1) as subscriber,
+            pytest.raises(NoRouteError, match=f"version {version} cannot be reached"),
+        ):
+            subscriber.poll()
+
+
+@pytest.mark.parametrize(("policy", "reached"), [(Every(), 2), (AtLeast(1), 2), (AtLeast(3), None)])
+def test_policy_decides_which_older_version_is_accepted(world: World, policy: wc.Newest, reached: int | None) -> None:
+    damage(world, delta_of(world, 3))
+    with Subscriber(world.store, nothing_like(world.states[0]), policy, threads=1) as subscriber:
+        if reached is None:
+            with pytest.raises(NoRouteError):
+                subscriber.poll()
+        else:
+            staged = subscriber.poll()
+            assert staged is not None
+            assert staged.position.version == reached
+
+
+def test_refused_object_is_planned_around(world: World) -> None:
+    with opened(world) as mirror:
+        assert mirror.version is None
+    follow(world)
+    with opened(world) as mirror:
+        cut_anchor(world.chain, mirror)
+    store = ScriptedStore(world.store)
+    anchor = next(edge for edge in world.chain.anchor_edges() if edge.result == 4)
+    store.fail("get", anchor.key, AccessError)
+    held = nothing_like(world.states[0])
+    with Subscriber(store, held, threads=1) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None
+        assert subscriber.apply(staged).version == 4
+    assert same_bits(held, world.states[4])
+
+
+def test_refusal_is_reported_if_there_is_no_other_route(world: World) -> None:
+    follow(world, policy=Pinned(3))
+    store, key = ScriptedStore(world.store), delta_of(world, 4)
+    store.fail("get", key, AccessError("access denied", url=store.url, key=key, hint="Ask for the permission."))
+    with (
+        Subscriber(store, world.mirror, threads=1) as subscriber,
+        pytest.raises(AccessError, match=r"access denied.*Ask for the permission"),
+    ):
+        subscriber.poll()
+
+
+def test_anchor_with_a_file_name_the_disk_refuses_is_planned_around(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems allow less than our limit; here the limit is raised above what the file system allows."""
+    monkeypatch.setattr(keys, "MAX_FILE_NAME", 255)
+    follow(world, policy=Pinned(0))
+    position, data = world.chain.manifest(4).position, b"1"
+    folder = anchor_folder(position, "f" * 64)
+    ref = ObjectRef(f"{folder}{'x' * 238}.safetensors", 1, hashlib.sha256(data).hexdigest())
+    world.store.put(ref.key, data)
+    world.store.put(f"{folder}anchor.json", anchor_to_json(Anchor(world.chain.channel.id, position, (ref,))))
+    assert follow(world) == 4
+    world.check_mirror([4])
