@@ -110,7 +110,7 @@ _HOMES = {
         "write_patch",
     ),
     "disk.checkpoint": ("Checkpoint",),
-    "follow.mirror": ("reading",),
+    "follow.mirror_reader": ("reading",),
     "follow.subscriber": ("Subscriber",),
     "follow.update": ("Update",),
     "format.diff": (

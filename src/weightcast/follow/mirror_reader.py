@@ -16,7 +16,8 @@ from weightcast.follow.mirror_state import read_state
 from weightcast.follow.redo_log import RedoLog, read_log_name
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
-from weightcast.format.tensors import TensorTable, Weights
+from weightcast.format.spec import TensorTable
+from weightcast.format.tensors import Weights
 
 
 @dataclass(frozen=True)

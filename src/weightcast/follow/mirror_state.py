@@ -13,7 +13,7 @@ from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.durable import replacing
 from weightcast.errors import FormatError
 from weightcast.format.digest import Fingerprint
-from weightcast.format.tensors import TensorTable
+from weightcast.format.spec import TensorTable
 
 FileTimes = dict[str, tuple[int, int]]
 """Name to (size, time of the last change in nanoseconds): a file that differs was edited by another program."""
