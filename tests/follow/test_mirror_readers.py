@@ -102,26 +102,24 @@ def test_log_is_folded_every_few_versions(world: World) -> None:
 
 
 LOADER = """
-import sys, time
+import sys
 from pathlib import Path
 import weightcast as wc
-folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
-end, loads, refusals = time.monotonic() + seconds, 0, 0
-positions = set()
-while time.monotonic() < end:
+positions, loads = set(), 0
+while loads < 20:
     try:
-        with wc.reading(folder) as files:
+        with wc.reading(Path(sys.argv[1])) as files:
             positions.add(wc.fingerprint(files).digest)
             loads += 1
     except wc.WeightcastError:
-        refusals += 1
-print(loads, *sorted(positions))
+        pass
+print(*sorted(positions))
 """
 
 
 def test_reader_in_another_process_sees_whole_versions_only(world: World) -> None:
     follow(world, policy=Pinned(0), fold_every=1)
-    command = [sys.executable, "-c", LOADER, str(world.mirror), "3"]
+    command = [sys.executable, "-c", LOADER, str(world.mirror)]
     loader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     version = 0
     while loader.poll() is None:
@@ -129,6 +127,6 @@ def test_reader_in_another_process_sees_whole_versions_only(world: World) -> Non
         follow(world, policy=Pinned(version), fold_every=1)
         with opened(world) as mirror:
             mirror.fold()
-    loads, *positions = loader.communicate()[0].split()
-    assert int(loads) > 3
+    positions = loader.communicate()[0].split()
+    assert positions
     assert set(positions) <= {wc.fingerprint(world.states[version]).digest for version in (0, 4)}
