@@ -187,7 +187,7 @@ def test_what_the_hub_does_not_give(hugging_face: hub.Hub, url: str, tmp_path: P
         assert "\n" not in str(caught.value)
         assert hugging_face.url not in str(caught.value)
     assert list(wc.open_store(url).list("")) == []
-    assert run("init", url, "--from-hub", "tester/gated@main", code=8)["error"]["hint"].startswith("Ask for access")
+    assert run("init", url, "--from-hub", "tester/gated@main", code=8)["error"]["hint"].startswith("Request access")
 
 
 def test_a_model_without_weights(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_when_the_hub_is_away_people_are_told_what_to_do(hugging_face: hub.Hub, 
     finally:
         hugging_face.start()
     assert f"Download tester/model at {commit} into the replica's folder first: it is version 0." in str(caught.value)
-    assert "not here: the Hub cannot be reached" in str(caught.value)
+    assert "outside the bucket: the Hub cannot be reached" in str(caught.value)
 
 
 def test_without_the_library_people_are_told_what_to_do(hugging_face: hub.Hub, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_false_huge_size_is_planned_around(rich: World) -> None:
 def test_errors_name_their_remedy(world: World) -> None:
     for listed in list(world.store.list(ANCHORS)):
         world.store.delete(listed.key)
-    with pytest.raises(ChannelError, match="mends it"):
+    with pytest.raises(ChannelError, match="publish --anchor` repairs it"):
         world.pull()
     LIES["channel"](world, 4)
     with pytest.raises(ChannelError, match="it was reset"):

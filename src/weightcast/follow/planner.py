@@ -80,7 +80,7 @@ class Planner:
         if reason is not None and not elsewhere:
             problem = f"version {goal} cannot be reached: every route to it has damaged objects"
             found = str(reason).rstrip(".")
-            hint = f"First: {found}. `weightcast verify {url} --deep` lists all; `weightcast publish --anchor` repairs."
+            hint = f"First: {found}. `weightcast verify {url} --deep` lists all; `weightcast publish --anchor` repairs it."
             return NoRouteError(problem, file=url, hint=hint, reason=reason)
         for anchor in self._chain.references():
             if anchor.reference is not None:
@@ -90,5 +90,5 @@ class Planner:
                 problem = f"version {goal} needs a checkpoint from outside the bucket{why}"
                 return NoRouteError(problem, file=url, hint=hint, reason=reason)
         origin = "nothing" if start is None else f"version {start}"
-        hint = "Objects of the route were deleted, or never uploaded; `weightcast publish --anchor` repairs."
+        hint = "Objects of the route were deleted, or never uploaded; `weightcast publish --anchor` repairs it."
         return NoRouteError(f"no route leads from {origin} to version {goal}", file=url, hint=hint)
