@@ -79,8 +79,8 @@ class Planner:
             return AccessError(problem, url=url, key=reason.key, hint=reason.hint)
         if reason is not None and not elsewhere:
             problem = f"version {goal} cannot be reached: every route to it has damaged objects"
-            found = str(reason).rstrip(".")
-            hint = f"First: {found}. `weightcast verify {url} --deep` lists all; `weightcast publish --anchor` repairs it."
+            remedy = f"`weightcast verify {url} --deep` lists all; `weightcast publish --anchor` repairs it."
+            hint = f"First: {str(reason).rstrip('.')}. {remedy}"
             return NoRouteError(problem, file=url, hint=hint, reason=reason)
         for anchor in self._chain.references():
             if anchor.reference is not None:
