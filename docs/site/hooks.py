@@ -1,4 +1,5 @@
-"""What the site needs beyond docs/: pages from the repository's root, and a check that it works without a network.
+"""What the site needs beyond docs/: pages from the repository's root, the help of every verb, and a check that the
+site works without a network.
 
 A link to a file that is no page of the site (source, tests) becomes its path as text. A link to nothing, and a page
 that would load a script, a style sheet, a font or an image from elsewhere, fail the build.
@@ -13,6 +14,10 @@ from typing import Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from typer.testing import CliRunner
+
+from weightcast.cli import app
+from weightcast.cli.verbs import PANELS
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +29,8 @@ PAGES = {
     "benchmarks/RESULTS.md": "benchmarks/RESULTS.md",
 }
 """Files outside docs/ that are pages of the site, and what they are called there."""
+
+COMMAND = "reference/command.md"
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _LOADED = re.compile(
@@ -65,14 +72,32 @@ def relinked(text: str, source: Path, page: str) -> str:
     return _LINK.sub(link, text)
 
 
+def command_page() -> str:
+    """The help of every verb, as the command prints it."""
+    text = ["# The command line", "`weightcast VERB --help` prints the same."]
+    for panel, verbs in PANELS.items():
+        text.append(f"## {panel}")
+        for verb in verbs:
+            printed = CliRunner(env={"COLUMNS": "90", "TERM": "dumb"}).invoke(
+                app, [verb, "--help"], prog_name="weightcast"
+            )
+            if printed.exit_code:
+                raise PluginError(f"weightcast {verb} --help failed: {printed.output}")
+            text.append(f"### {verb}\n\n```text\n{printed.output.strip()}\n```")
+    return "\n\n".join(text)
+
+
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     for name, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    files.append(File.generated(config, COMMAND, content=command_page()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     name = page.file.src_uri
+    if name == COMMAND:
+        return markdown
     source = next((ROOT / at for at, there in PAGES.items() if there == name), ROOT / "docs" / name)
     return relinked(markdown, source, name)
 
