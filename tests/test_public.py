@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 import doctest
+import inspect
 import re
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +84,79 @@ def test_the_example_in_the_docstring_runs() -> None:
     result = doctest.testmod(wc)
     assert result.attempted > 5
     assert result.failed == 0
+
+
+EXAMPLES = (
+    "Arrays",
+    "Checkpoint",
+    "Patch",
+    "Publisher",
+    "Subscriber",
+    "decode",
+    "diff",
+    "encode",
+    "init",
+    "open_store",
+)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_the_main_names_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = {"wc": wc, "np": np, "Path": Path}
+    found = [test for test in doctest.DocTestFinder().find(getattr(wc, name), name, globs=known) if test.examples]
+    assert found
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in found:
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+INTERNAL = {"Subscriber.chain", "Subscriber.mirror", "Staged", "Staged.__init__"}
+"""What is internal of public classes: a `Staged` goes from `poll` to `apply`, and nobody else makes or reads one."""
+
+
+def test_every_type_in_a_public_signature_is_public() -> None:
+    public = [getattr(wc, name) for name in wc.__all__] + [getattr(wc.errors, name) for name in wc.errors.__all__]
+    hidden = [
+        f"{where}({parameter}: {kind.__name__})"
+        for name in wc.__all__
+        for where, function in functions_of(name)
+        if where not in INTERNAL
+        for parameter, hint in hints_of(function).items()
+        for kind in types_in(hint)
+        if kind.__module__.startswith("weightcast") and kind not in public
+    ]
+    assert not hidden
+
+
+def functions_of(name: str) -> Iterator[tuple[str, Any]]:
+    """A public function, or a class and its public methods and properties."""
+    value = getattr(wc, name)
+    if inspect.isfunction(value) or inspect.isclass(value):
+        yield name, value
+    if not inspect.isclass(value):
+        return
+    for member, found in vars(value).items():
+        function = getattr(found, "fget", None) or getattr(found, "func", None) or getattr(found, "__func__", found)
+        if inspect.isfunction(function) and (member == "__init__" or not member.startswith("_")):
+            yield f"{name}.{member}", function
+
+
+def hints_of(function: Any) -> dict[str, Any]:
+    found = typing.get_type_hints(function, localns={"np": np, "torch": SimpleNamespace(nn=Anything, optim=Anything)})
+    return {name: hint for name, hint in found.items() if not name.startswith("_")}
+
+
+class Anything:
+    Module = Optimizer = object
+
+
+def types_in(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type):
+        yield hint
+    for inner in typing.get_args(hint):
+        yield from types_in(inner)
 
 
 def examples_in(text: str) -> list[str]:

@@ -6,11 +6,11 @@
 >>> trained = wc.Arrays({"w": np.eye(1, 1000, 7, dtype=np.float32)[0]})
 >>> data = wc.encode(wc.diff(here, trained), "banded", old=here)      # the trainer: a few hundred bytes
 >>> patch = wc.decode(data, old=there)                                # an engine that holds the same old weights
->>> held = patch.apply(there, wc.fingerprint(there))              # proves base and result, then overwrites
->>> held.digest == wc.fingerprint(trained).digest
+>>> reached = patch.apply(there, wc.fingerprint(there))               # verifies base and result, then overwrites
+>>> reached.digest == wc.fingerprint(trained).digest
 True
 
-Through a bucket, or a folder that stands for one:
+Through a bucket, or a folder in place of one:
 
 >>> import tempfile
 >>> bucket = tempfile.mkdtemp()
@@ -18,7 +18,7 @@ Through a bucket, or a folder that stands for one:
 >>> with wc.Publisher(bucket, here) as publisher, wc.Subscriber(bucket, there) as subscriber:
 ...     here.read("w")[500] = 0x3F800000                              # a training step
 ...     version = publisher.publish(step=1).result().position
-...     staged = subscriber.poll()                                    # fetched, decoded, proven; nothing touched yet
+...     staged = subscriber.poll()                                    # fetched, decoded, verified; nothing changed yet
 ...     subscriber.apply(staged) == version
 True
 """
@@ -30,45 +30,61 @@ from weightcast import _startup, errors  # noqa: F401 - the first import of all:
 from weightcast.errors import WeightcastError
 
 if TYPE_CHECKING:
+    from weightcast.channel.edge import Edge
     from weightcast.channel.keys import Position
-    from weightcast.channel.policy import AtLeast, Every, Newest, Pinned
-    from weightcast.channel.records import Manifest
-    from weightcast.disk.apply import apply_in_place, apply_to_copy, write_patch
+    from weightcast.channel.policy import AtLeast, Every, Newest, Pinned, Policy
+    from weightcast.channel.records import Manifest, ObjectRef, Reference
+    from weightcast.disk.apply import Applied, Written, apply_in_place, apply_to_copy, write_patch
     from weightcast.disk.checkpoint import Checkpoint
     from weightcast.follow.mirror_reader import reading
+    from weightcast.follow.replica import Staged
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
+    from weightcast.format.codec.ranks import Ranks
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
     from weightcast.format.kernels.ready import warm_up
-    from weightcast.format.patch import Patch, TensorPatch, advance, compose
+    from weightcast.format.patch import ModelSize, Patch, TensorPatch, advance, compose
     from weightcast.format.patchfile import decode, encode
-    from weightcast.format.spec import TensorSpec, TensorTable
-    from weightcast.format.tensors import Arrays, Weights, round_to
+    from weightcast.format.spec import Dtype, TensorSpec, TensorTable
+    from weightcast.format.tensors import Arrays, Target, Weights, round_to
     from weightcast.format.workers import Workers
     from weightcast.publish.open import init
     from weightcast.publish.publisher import Publisher
     from weightcast.publish.receipt import Receipt
     from weightcast.store import open_store
-    from weightcast.store.base import Store
+    from weightcast.store.backoff import Clock
+    from weightcast.store.base import Listed, Store
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Applied",
     "Arrays",
     "AtLeast",
     "Checkpoint",
+    "Clock",
+    "Dtype",
+    "Edge",
     "Every",
     "Fingerprint",
+    "Listed",
     "Manifest",
+    "ModelSize",
     "Newest",
+    "ObjectRef",
     "Patch",
     "Pinned",
+    "Policy",
     "Position",
     "Publisher",
+    "Ranks",
     "Receipt",
+    "Reference",
+    "Staged",
     "Store",
     "Subscriber",
+    "Target",
     "TensorPatch",
     "TensorSpec",
     "TensorTable",
@@ -76,6 +92,7 @@ __all__ = [
     "WeightcastError",
     "Weights",
     "Workers",
+    "Written",
     "advance",
     "anchor",
     "apply_in_place",
@@ -96,23 +113,33 @@ __all__ = [
 ]
 
 _HOMES = {
+    "channel.edge": ("Edge",),
     "channel.keys": ("Position",),
     "channel.policy": (
         "AtLeast",
         "Every",
         "Newest",
         "Pinned",
+        "Policy",
     ),
-    "channel.records": ("Manifest",),
+    "channel.records": (
+        "Manifest",
+        "ObjectRef",
+        "Reference",
+    ),
     "disk.apply": (
+        "Applied",
+        "Written",
         "apply_in_place",
         "apply_to_copy",
         "write_patch",
     ),
     "disk.checkpoint": ("Checkpoint",),
+    "follow.replica": ("Staged",),
     "follow.mirror_reader": ("reading",),
     "follow.subscriber": ("Subscriber",),
     "follow.update": ("Update",),
+    "format.codec.ranks": ("Ranks",),
     "format.diff": (
         "anchor",
         "diff",
@@ -124,6 +151,7 @@ _HOMES = {
     ),
     "format.kernels.ready": ("warm_up",),
     "format.patch": (
+        "ModelSize",
         "Patch",
         "TensorPatch",
         "advance",
@@ -134,11 +162,13 @@ _HOMES = {
         "encode",
     ),
     "format.spec": (
+        "Dtype",
         "TensorSpec",
         "TensorTable",
     ),
     "format.tensors": (
         "Arrays",
+        "Target",
         "Weights",
         "round_to",
     ),
@@ -147,7 +177,11 @@ _HOMES = {
     "publish.publisher": ("Publisher",),
     "publish.receipt": ("Receipt",),
     "store": ("open_store",),
-    "store.base": ("Store",),
+    "store.backoff": ("Clock",),
+    "store.base": (
+        "Listed",
+        "Store",
+    ),
 }
 """Which module has which public names. They are imported when first used: the command needs few of them, quickly."""
 

@@ -76,11 +76,11 @@ def test_arrays_refuse_what_has_no_bits() -> None:
         wc.Arrays({"w": np.zeros((4, 4), np.float32).T[1:]})
     with pytest.raises(UsageError, match="no bits"):
         wc.Arrays({"w": np.zeros(4, ">f4")})
-    with pytest.raises(UsageError, match="no numpy array"):
+    with pytest.raises(UsageError, match="expected a numpy array, got list"):
         wc.Arrays({"w": [1.0]})  # type: ignore[dict-item]
-    with pytest.raises(UsageError, match="not there"):
+    with pytest.raises(UsageError, match="does not exist"):
         wc.Arrays({"w": np.zeros(4, np.uint16)}, {"v": "BF16"})
-    with pytest.raises(UsageError, match="float32 is no BF16"):
+    with pytest.raises(UsageError, match="float32 cannot hold BF16"):
         wc.Arrays({"w": np.zeros(4, np.float32)}, {"w": "BF16"})
 
 

@@ -50,7 +50,16 @@ def _identity_now(path: Path) -> FileIdentity | None:
 
 
 class Checkpoint:
-    """An open checkpoint. Tensors are read and written whole, into and from memory of the caller's."""
+    """An open checkpoint: a safetensors file, or a folder of them with or without an index.
+
+    Tensors are read and written whole, into and from memory of the caller. Close it, or use it in a `with` block.
+
+    >>> from weightcast.disk.checkpoint import save
+    >>> save(wc.Arrays({"w": np.arange(3, dtype=np.float32)}), Path("."))
+    >>> with wc.Checkpoint("model.safetensors") as checkpoint:
+    ...     checkpoint.read("w").view(np.float32)
+    array([0., 1., 2.], dtype=float32)
+    """
 
     def __init__(
         self,

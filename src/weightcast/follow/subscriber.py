@@ -57,6 +57,15 @@ class Subscriber:
 
     `poll` does all the work and changes nothing; `apply` only writes what was staged. `sync` does both once, `follow`
     until it is stopped.
+
+    >>> weights, mine = (wc.Arrays({"w": np.full(4, value, np.float32)}) for value in (1, 0))
+    >>> head = wc.init("channel", weights)
+    >>> with wc.Subscriber("channel", mine) as subscriber:
+    ...     update = subscriber.sync()
+    >>> update.position == head.position
+    True
+    >>> wc.fingerprint(mine) == wc.fingerprint(weights)
+    True
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What changed: between two states of the weights, or since a detector last looked at weights that training changes."""
+"""Compare two states of the weights bit by bit (SPEC 2)."""
 
 from __future__ import annotations
 
@@ -35,29 +35,40 @@ def diff_tensor(spec: TensorSpec, old: Bits, new: Bits, base_digest: int, worker
     return TensorPatch(spec, indices, now, was, digest)
 
 
-def diff(old: Weights, new: Weights, held: Fingerprint | None = None, workers: Workers = ONE) -> Patch:
-    """The patch from ``old`` to ``new``; ``held`` is where ``old`` stands, if that is known already."""
+def diff(old: Weights, new: Weights, base: Fingerprint | None = None, workers: Workers = ONE) -> Patch:
+    """The patch that leads from ``old`` to ``new``, which have the same table; `UsageError` if they have not.
+
+    ``base`` is the fingerprint of ``old``, if that is known already: without it ``old`` is read twice.
+
+    >>> old, new = (wc.Arrays({"w": np.full(4, value, np.float32)}) for value in (0, 1))
+    >>> new.read("w")[:2] = 0
+    >>> patch = wc.diff(old, new)
+    >>> patch.tensors[0].indices
+    array([2, 3])
+    >>> patch.base == wc.fingerprint(old).digest, patch.result == wc.fingerprint(new).digest
+    (True, True)
+    """
     refuse_other_table(old.table, new.table)
-    held = held or fingerprint(old, workers)
+    base = base or fingerprint(old, workers)
 
     def one(spec: TensorSpec) -> TensorPatch:
-        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), held[spec.name], workers)
+        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), base[spec.name], workers)
 
     tensors = tuple(workers.stream(one, old.table, elements_of))
     reached = Fingerprint(old.table, tuple(tensor.digest for tensor in tensors))
     changed = tuple(tensor for tensor in tensors if tensor.changed)
-    return Patch(held.digest, reached.digest, ModelSize.of(old.table), changed)
+    return Patch(base.digest, reached.digest, ModelSize.of(old.table), changed)
 
 
 def anchor(weights: Weights, workers: Workers = ONE) -> Patch:
     """All of ``weights`` as a patch without a base."""
-    held = fingerprint(weights, workers)
+    found = fingerprint(weights, workers)
     tensors = tuple(
-        TensorPatch(spec, np.arange(spec.elements), weights.read(spec.name), None, held[spec.name])
+        TensorPatch(spec, np.arange(spec.elements), weights.read(spec.name), None, found[spec.name])
         for spec in weights.table
         if spec.elements
     )
-    return Patch(None, held.digest, ModelSize.of(weights.table), tensors)
+    return Patch(None, found.digest, ModelSize.of(weights.table), tensors)
 
 
 def refuse_other_table(old: TensorTable, new: TensorTable) -> None:

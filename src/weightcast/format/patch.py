@@ -1,4 +1,4 @@
-"""Patches: which elements get which bits, and from where to where that leads (SPEC 2)."""
+"""Patches: which elements get which bits, and from which weights to which that leads (SPEC 2)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Patch:
-    """Overwrites that lead from position ``base`` to position ``result``; without a base, from nothing at all."""
+    """Overwrites that lead from weights with the digest ``base`` to weights with the digest ``result``.
+
+    Without a base it holds every element of every tensor.
+    """
 
     base: str | None
     result: str
@@ -81,14 +84,24 @@ class Patch:
         return sum(tensor.changed for tensor in self.tensors)
 
     def apply(self, target: Target, fingerprint: Fingerprint) -> Fingerprint:
-        """Prove, then overwrite the ``target``; returns where it stands now.
+        """Verify the patch, then overwrite the ``target``; returns the target's new fingerprint.
 
-        ``fingerprint`` is where it stands before, as the caller knows it: from `fingerprint`, or from the last `apply`.
-        A target at the result already is left as it is.
+        ``fingerprint`` is the target's before, from `weightcast.fingerprint` or from the last `apply`. `BaseError` or
+        `ResultError`, and nothing is written, if the patch does not lead from there to its result. A target that is at
+        the result already is left as it is.
+
+        >>> target, new = (wc.Arrays({"w": np.full(4, value, np.float32)}) for value in (0, 1))
+        >>> patch, before = wc.diff(target, new), wc.fingerprint(target)
+        >>> after = patch.apply(target, before)
+        >>> after == wc.fingerprint(target) == wc.fingerprint(new)
+        True
+        >>> patch.apply(target, wc.Fingerprint(target.table, (7,)))
+        Traceback (most recent call last):
+        weightcast.errors.BaseError: the weights are at ..., the patch begins at ...
         """
         if not isinstance(target, Target):
-            hint = "For checkpoints on disk there is apply_in_place."
-            raise UsageError(f"a {type(target).__name__} cannot be overwritten in memory", hint=hint)
+            hint = "Use apply_in_place for a checkpoint on disk."
+            raise UsageError(f"expected weights in memory, got {type(target).__name__}", hint=hint)
         if target.table != fingerprint.table:
             raise UsageError("the target is not the weights whose fingerprint was given")
         if fingerprint.digest == self.result:
@@ -105,7 +118,10 @@ class Patch:
 
 
 def advance(fingerprint: Fingerprint, patch: Patch) -> Fingerprint:
-    """Where ``patch`` leads from ``fingerprint``, proven from its bits; raises before anything is touched."""
+    """The fingerprint that ``patch`` leads to from ``fingerprint``, computed from its bits; nothing is written.
+
+    `BaseError` if it begins elsewhere, `ResultError` if it does not lead to the result it states.
+    """
     start = departure(fingerprint, patch.base, {tensor.spec.name for tensor in patch.tensors})
     digests = list(start.digests)
     for tensor in patch.tensors:
@@ -132,7 +148,7 @@ def prove_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> i
 
 
 def prove_result(reached: Fingerprint, result: str) -> None:
-    """`ResultError` unless the weights stand where the patch says it leads."""
+    """`ResultError` unless ``reached`` has the digest that the patch states."""
     if reached.digest != result:
         raise ResultError(
             f"the patch leads to {reached.digest[:12]}, not to {result[:12]} as it states",
@@ -143,10 +159,10 @@ def prove_result(reached: Fingerprint, result: str) -> None:
 
 
 def refuse_other_tensor(table: TensorTable, spec: TensorSpec) -> None:
-    """`UsageError` unless the weights have this very tensor."""
+    """`UsageError` unless the weights have this tensor, with its dtype and shape."""
     if spec.name not in table or table[spec.name] != spec:
         raise UsageError(
-            "the patch has a tensor that the weights have not, or of another dtype or shape",
+            "the patch changes a tensor that the weights do not have, or have with another dtype or shape",
             tensor=spec.name,
             hint="It was made for another model.",
         )
@@ -164,7 +180,7 @@ def departure(fingerprint: Fingerprint, base: str | None, names: Collection[str]
         return Fingerprint(fingerprint.table, (0,) * len(fingerprint.table))
     if fingerprint.digest != base:
         raise BaseError(
-            f"the weights stand at {fingerprint.digest[:12]}, the patch begins at {base[:12]}",
+            f"the weights are at {fingerprint.digest[:12]}, the patch begins at {base[:12]}",
             expected=base,
             found=fingerprint.digest,
             hint="Apply the patches that lead there first, or take a patch made from these weights.",
@@ -173,7 +189,7 @@ def departure(fingerprint: Fingerprint, base: str | None, names: Collection[str]
 
 
 def compose(first: Patch, second: Patch) -> Patch:
-    """One patch that does what both do in turn: the first old bits, the last new ones; what returned is forgotten."""
+    """One patch that does what ``first`` and then ``second`` do; elements that return to their old bits drop out."""
     if first.result != second.base:
         raise UsageError(f"the first patch ends at {first.result[:12]}, the second begins at {str(second.base)[:12]}")
     merged = {tensor.spec.name: tensor for tensor in first.tensors}

@@ -138,7 +138,18 @@ def encode(
     old: Weights | Mapping[str, Ranks] | None = None,
     workers: Workers = ONE,
 ) -> bytes:
-    """A patch as the bytes of one object. ``old`` holds the base, or ranks made from it: `banded` needs one of them."""
+    """A patch as the bytes of one object (SPEC 5).
+
+    ``codec`` is "banded" (smallest), "gap" (fastest) or "plain" (any safetensors reader can read it). "banded" needs
+    the base: the weights themselves in ``old``, or ranks that were made from them.
+
+    >>> old, new = (wc.Arrays({"w": np.full(1000, value, np.float32)}) for value in (0, 1))
+    >>> patch = wc.diff(old, new)
+    >>> wc.decode(wc.encode(patch, old=old), old) == patch
+    True
+    >>> wc.decode(wc.encode(patch, "plain")) == patch
+    True
+    """
     out = io.BytesIO()
     with PatchWriter(codec) as writer:
 
@@ -322,9 +333,17 @@ def _stream_word(stream: str, entry: Entry, spec: TensorSpec) -> np.dtype[Any]:
 
 
 def decode(data: bytes | memoryview, old: Weights | None = None, workers: Workers = ONE) -> Patch:
-    """Read a patch object against the base it was made from, which ``old`` holds.
+    """Read a patch from the bytes that `encode` made; `FormatError` for any others.
 
-    All of the object is checked against the format; `advance` then proves it against the base's fingerprint.
+    ``old`` holds the base; "plain" needs none. Decoding checks the object against the format, and nothing else:
+    `Patch.apply` and `advance` verify that the patch leads from its base to its result.
+
+    >>> old, new = (wc.Arrays({"w": np.full(1000, value, np.float32)}) for value in (0, 1))
+    >>> wc.decode(wc.encode(wc.diff(old, new), old=old), old).changed
+    1000
+    >>> wc.decode(b"something else")
+    Traceback (most recent call last):
+    weightcast.errors.FormatError: this is no safetensors file (file patch). Name a .safetensors file; ...
     """
     reader = PatchReader(BytesSource(data))
     tensors = tuple(decode_tensors(reader, old, reader.rows, workers))

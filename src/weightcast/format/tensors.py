@@ -17,10 +17,12 @@ Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 
 def refuse_no_weights(weights: object) -> None:
-    """`UsageError` for what has no table of tensors, a plain dictionary of arrays for one."""
+    """`UsageError` for an object that is not `Weights`, such as a plain dictionary of arrays."""
     if not hasattr(weights, "table") or not hasattr(weights, "read"):
         hint = "Wrap arrays as wc.Arrays({name: array}), bfloat16 ones as uint16 with dtypes={name: 'BF16'}."
-        raise UsageError(f"a {type(weights).__name__} is no set of weights", hint=hint)
+        raise UsageError(
+            f"expected weights (wc.Arrays, a folder or a torch module), got {type(weights).__name__}", hint=hint
+        )
 
 
 def bits_of(array: npt.NDArray[Any]) -> Bits:
@@ -49,7 +51,7 @@ def round_to(dtype: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint
 
 
 class Weights(Protocol):
-    """Something that holds the bits of a table: arrays in memory, a checkpoint on disk."""
+    """The bits of every tensor of a table: arrays in memory, a checkpoint on disk, a model on a GPU."""
 
     @property
     def table(self) -> TensorTable: ...
@@ -89,6 +91,12 @@ class Arrays:
     """Weights in memory, by name. The arrays are used in place: applying a patch writes into them.
 
     numpy has no bfloat16 of its own: pass bit patterns as ``uint16`` and name their dtype in ``dtypes``.
+
+    >>> weights = wc.Arrays({"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.uint16)}, dtypes={"b": "BF16"})
+    >>> [(spec.name, spec.dtype, spec.shape) for spec in weights.table]
+    [('b', 'BF16', (3,)), ('w', 'F32', (2, 3))]
+    >>> hex(weights.read("w")[0])
+    '0x3f800000'
     """
 
     def __init__(
@@ -100,15 +108,15 @@ class Arrays:
         """``aliases`` gives tied tensors their other names: alias to name."""
         dtypes = dtypes or {}
         for name in dtypes.keys() - arrays.keys():
-            raise UsageError("a dtype is given for an array that is not there", tensor=name)
+            raise UsageError("a dtype is given for an array that does not exist", tensor=name)
         specs = []
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray):
                 hint = "A torch tensor has .numpy(); view bfloat16 as uint16 first and name it in dtypes."
-                raise UsageError(f"a {type(array).__name__} is no numpy array", tensor=name, hint=hint)
+                raise UsageError(f"expected a numpy array, got {type(array).__name__}", tensor=name, hint=hint)
             dtype = dtypes.get(name) or _NUMPY_DTYPES.get(array.dtype.name)
             if dtype is None or dtype_named(dtype).per_value != 8 * array.dtype.itemsize:
-                raise UsageError(f"an array of {array.dtype} is no {dtype or 'known dtype'}", tensor=name)
+                raise UsageError(f"an array of {array.dtype} cannot hold {dtype or 'any known dtype'}", tensor=name)
             specs.append(TensorSpec(name, dtype, array.shape))
         self.table = TensorTable.of(specs, aliases)
         self._bits = {}

@@ -53,6 +53,9 @@ def init(
     With a ``reference`` nothing but digests is uploaded: replicas get that public checkpoint themselves. A `Reference`
     in place of weights is a model of the Hugging Face Hub: it is read through the Hub's cache, and referred to by its
     commit. An interrupted `init` is completed by another with the same weights.
+
+    >>> wc.init("channel", wc.Arrays({"w": np.zeros(4, np.float32)}), step=0).position.version
+    0
     """
     check_step(step)
     writer = check_name(writer, "writer") if writer else new_writer()

@@ -91,6 +91,13 @@ class Publisher:
 
     `publish` returns once it knows what changed; coding and upload go on in the background. While one patch is under
     way the next waits, and those that come meanwhile are merged into it.
+
+    >>> weights = wc.Arrays({"w": np.zeros(4, np.float32)})
+    >>> with wc.Publisher("channel", weights) as publisher:
+    ...     weights.read("w")[1] = 0x3F800000
+    ...     receipt = publisher.publish(step=1)
+    >>> receipt.result().position.version, receipt.result().changed
+    (1, 1)
     """
 
     def __init__(

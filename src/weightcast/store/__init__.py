@@ -1,7 +1,18 @@
 """Buckets: one small protocol, and what speaks it.
 
-`base` has the protocol; `memory`, `file`, `object`, `hub` and `http` are the kinds of buckets; `patient` retries and
-bounds every call; `probe` finds out what a bucket is good for.
+`base` has the protocol; `memory`, `file`, `object`, `hub` and `http` are the kinds of buckets. `retry` and `rate` wrap
+any of them: time limits and retries, and a limit on bytes per second. `probe` finds out what a bucket guarantees,
+`download` fetches large objects in ranges, `threads` runs calls that may hang. All but `open_store` and `Store` is
+internal.
+
+To add a store:
+
+1. Write a class with the six methods of `base.Store` in a module of its own; `memory` is the shortest example. Check
+   arguments with `check_key`, `check_prefix` and `check_range`, and translate errors: `MissingError`, `AccessError`,
+   `UnreachableError` (the only one that is retried) or `StoreError`. Without a conditional write, let `create`
+   overwrite: channels then order writers by listing. `Batching` and `Littered` are optional.
+2. Test it with `contract.StoreContract`: a subclass with a fixture `store` runs a test for every promise.
+3. Give it a scheme in `open_store` below. A program can also pass the object itself wherever a URL is accepted.
 """
 
 from __future__ import annotations
@@ -27,8 +38,16 @@ _EXAMPLES = (
 def open_store(url: str | Path | Store, report: Report = silent) -> Store:
     """The bucket at ``url``, or the folder of that path; no request is made yet. A store is returned as it is.
 
-    Credentials and endpoints are those of the clouds' own environment variables. A store that knows how far the
-    upload of a large file is tells ``report``.
+    Credentials and endpoints come from the clouds' own environment variables. Failed calls are retried, and every call
+    has a time limit (`retry.Patient`). ``report`` is called with the progress of large uploads, where it is known.
+
+    >>> store = wc.open_store("memory://example")
+    >>> store.put("folder/key", b"content")
+    >>> store.get("folder/key", start=3)
+    b'tent'
+    >>> wc.open_store("s4://bucket")
+    Traceback (most recent call last):
+    weightcast.errors.UsageError: not the address of a bucket: 's4://bucket'. Did you mean s3://bucket? ...
     """
     if not isinstance(url, (str, Path)):
         return url
