@@ -52,9 +52,7 @@ def pull(
 ) -> wc.Position:
     """Bring a target to where the policy wants it."""
     with wc.Subscriber(store, target, policy or wc.Newest(), threads=1) as subscriber:
-        staged = subscriber.poll()
-        if staged is not None:
-            return subscriber.apply(staged)
+        subscriber.sync()
         assert subscriber.position is not None
         return subscriber.position
 

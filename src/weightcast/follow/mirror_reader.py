@@ -16,6 +16,8 @@ from weightcast.follow.mirror_state import read_state
 from weightcast.follow.redo_log import RedoLog, read_log_name
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Weights
 
@@ -55,8 +57,8 @@ def reading(folder: Path | str) -> Iterator[Checkpoint]:
 def reading_held(folder: Path, table: TensorTable, channel: str | None = None) -> Iterator[Held]:
     """The weights of a checkpoint folder, or of a mirror with its log; they do not change meanwhile.
 
-    `UsageError` if the folder holds a model of another table. With ``channel``, the id of one, a mirror of another
-    channel is read as a checkpoint folder.
+    `UsageError` if the folder holds a model of another table, `FormatError` if a patch of the log is damaged. With
+    ``channel``, the id of one, a mirror of another channel is read as a checkpoint folder.
     """
     place = MirrorFolder(folder)
     lock = place.shared() if place.inner.is_dir() else nullcontext()
@@ -73,9 +75,17 @@ def reading_held(folder: Path, table: TensorTable, channel: str | None = None) -
             return
         version = state.position.version
         log.open(version, fingerprint, discard_rest=False)
+        _refuse_damaged(log)
         log_at = log.layers[-1].position if log else None
         _, reached = log.end or (version, fingerprint)
         yield Held(files, Overlay(files, log.readers, fresh=True), state.position, log_at, reached)
+
+
+def _refuse_damaged(log: RedoLog) -> None:
+    """`FormatError` for a patch that cannot be read; one that only does not lead on is a leftover."""
+    for path in sorted(set(log.folder.glob("*.safetensors")) - set(log.paths)):
+        with FileSource(path) as source:
+            PatchReader(source)
 
 
 def _refuse_other_model(folder: Path, table: TensorTable, files: Checkpoint) -> None:
