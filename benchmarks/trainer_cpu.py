@@ -27,6 +27,7 @@ from catchup import table
 from speed import UPDATE, qwen3_shapes
 
 import weightcast as wc
+from weightcast.format.scan import Detect
 
 BARS = {"bf16 parameters": 4.0, "fp32 masters": 8.0}
 
@@ -102,7 +103,7 @@ def memcpy_seconds(tensors: list[torch.Tensor]) -> float:
     return min(times)
 
 
-def measure(scale: float, dtype: torch.dtype, detect: str, steps: int) -> dict[str, object]:
+def measure(scale: float, dtype: torch.dtype, detect: Detect, steps: int) -> dict[str, object]:
     before, after = states_of(scale, dtype)
     states = list(before.values()), list(after.values())
     copy = memcpy_seconds(states[0])
@@ -132,7 +133,7 @@ def measure(scale: float, dtype: torch.dtype, detect: str, steps: int) -> dict[s
         "hooks": around / copy,
         "publish": published_in / copy,
         "added": (around + published_in) / copy,
-        "behind": median(commits[1:]) / copy,
+        "until_committed": median(commits[1:]) / copy,
     }
 
 
@@ -144,7 +145,8 @@ def main() -> None:
     wc.warm_up()
     facts: dict[str, dict[str, dict[str, object]]] = {}
     for name, dtype in (("bf16 parameters", torch.bfloat16), ("fp32 masters", torch.float32)):
-        facts[name] = {detect: measure(args.scale, dtype, detect, args.steps) for detect in ("transient", "device")}
+        detectors: tuple[Detect, Detect] = "transient", "device"
+        facts[name] = {detect: measure(args.scale, dtype, detect, args.steps) for detect in detectors}
     rows = [
         {
             "training": name,
@@ -154,7 +156,7 @@ def main() -> None:
             "publish()": f"{found['publish']:.2f}",
             "added to a step": f"{found['added']:.2f}",
             "bar": f"{BARS[name]:.0f}" if detect == "transient" else "",
-            "until committed": f"{found['behind']:.2f}",
+            "until committed": f"{found['until_committed']:.2f}",
         }
         for name, by_detector in facts.items()
         for detect, found in by_detector.items()

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from cases import Bag, same_bits, write_folder
+from cases import same_bits, write_folder
 from channels import blank, channel_of, head_of, pull, small_model, train
 from scripted_store import ScriptedStore
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
-from weightcast.channel.keys import SQUASHES, Position
-from weightcast.channel.lease import lease
+from weightcast.channel.keys import SQUASHES
 from weightcast.channel.records import Reference
 from weightcast.channel.retention import Retention
 from weightcast.errors import (
-    AccessError,
     ChannelError,
     ConflictError,
     MissingError,
-    StoreError,
     UnreachableError,
     UsageError,
 )
 from weightcast.follow.mirror import Mirror
-from weightcast.format.scan import resolve
-from weightcast.format.spec import TensorSpec
 from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.store.base import Store
 from weightcast.store.file import FileStore
@@ -75,24 +66,6 @@ def test_an_interrupted_init_is_completed_by_another(store: Store) -> None:
     assert pull(store, blank(model)) == manifest.position
 
 
-def test_where_there_is_no_channel_a_publisher_begins_one_and_a_subscriber_says_so(store: Store) -> None:
-    model = small_model()
-    with pytest.raises(ChannelError, match="weightcast init"):
-        wc.Subscriber(store, model)
-    with wc.Publisher(store, model) as publisher:
-        assert publisher.position == Position(0, wc.fingerprint(model).digest)
-    here = small_model(seed=1)
-    assert pull(store, here).version == 0
-    assert same_bits(here, model)
-
-
-def test_a_beginning_that_was_interrupted_is_completed_by_a_publisher(store: Store) -> None:
-    model = small_model()
-    Chain.create(store, model.table)
-    with wc.Publisher(store, model) as publisher:
-        assert publisher.position.version == 0
-
-
 def test_an_anchor_by_reference_uploads_no_weights(store: Store, tmp_path: Path) -> None:
     model = small_model()
     manifest = wc.init(store, model, reference=Reference("org/model", "abc123"))
@@ -111,239 +84,7 @@ def test_an_anchor_by_reference_uploads_no_weights(store: Store, tmp_path: Path)
 # -- publish ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_step_arrives_bit_for_bit(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    there = blank(model)
-    with wc.Publisher(store, model) as publisher, wc.Subscriber(store, there) as subscriber:
-        for step in range(1, 6):
-            train(model, step)
-            receipt = publisher.publish(step=step)
-            committed = receipt.result(60)
-            staged = subscriber.poll()
-            assert staged is not None
-            assert subscriber.apply(staged) == committed.position
-            assert (committed.step, committed.position.version) == (step, step)
-            assert same_bits(there, model)
-            assert subscriber.poll() is None
-
-
-def test_a_receipt_can_be_awaited(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-
-    async def trainer() -> int:
-        with wc.Publisher(store, model) as publisher:
-            train(model, 1)
-            return (await publisher.publish(step=1)).position.version
-
-    assert asyncio.run(trainer()) == 1
-
-
-def test_a_task_that_is_cancelled_while_it_awaits_harms_nobody(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    slow = ScriptedStore(store)
-
-    async def trainer() -> None:
-        with wc.Publisher(slow, model) as publisher:
-            held = slow.hang("put")
-            train(model, 1)
-            receipt = publisher.publish(step=1)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(receipt, 0.05)
-            held.end()
-            assert publisher.flush().version == 1
-            assert receipt.result(0).step == 1
-
-    asyncio.run(trainer())
-
-
-def test_publish_without_a_change_commits_nothing(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    with wc.Publisher(store, model) as publisher:
-        nothing = publisher.publish(step=1)
-        assert nothing.result(60).position == wc.Position(0, wc.fingerprint(model).digest)
-        assert nothing.is_new is False
-        train(model, 1)
-        something = publisher.publish(step=2)
-        assert something.result(60).position.version == 1
-        assert something.is_new is True
-    assert head_of(store).version == 1
-
-
-def test_changes_that_were_taken_back_before_the_upload_commit_nothing(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    start, slow = wc.Arrays.copy_of(model), ScriptedStore(store)
-    with wc.Publisher(slow, model) as publisher:
-        held = slow.hang("put")
-        train(model, 1)
-        first = publisher.publish(step=1)
-        middle = wc.Arrays.copy_of(model)
-        # These two wait behind the first, and are merged: there and back again.
-        receipts = [publisher.publish(step=2, weights=start), publisher.publish(step=3, weights=middle)]
-        held.end()
-        assert first.result(60).position.version == 1
-        assert receipts[-1].result(60).position.digest == wc.fingerprint(middle).digest
-    assert head_of(store).digest == wc.fingerprint(middle).digest
-
-
-def test_publish_takes_the_bits_of_the_moment(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    slow = ScriptedStore(store)
-    with wc.Publisher(slow, model) as publisher:
-        held = slow.hang("put")
-        train(model, 1)
-        then = wc.Arrays.copy_of(model)
-        receipt = publisher.publish()
-        train(model, 2)  # while the upload waits
-        held.end()
-        receipt.result(60)
-    there = blank(model)
-    pull(store, there)
-    assert same_bits(there, then)
-
-
-def test_what_comes_while_an_upload_is_under_way_is_merged_and_nothing_is_lost(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    slow = ScriptedStore(store)
-    with wc.Publisher(slow, model) as publisher:
-        held = slow.hang("put", "deltas/")
-        receipts = []
-        for step in range(1, 7):
-            train(model, step)
-            receipts.append(publisher.publish(step=step))
-            assert held.reached.wait(60)
-        while publisher._settled < len(receipts):  # else the last of them may come too late to be merged
-            time.sleep(0.001)
-        held.end()
-        commits = [receipt.result(60) for receipt in receipts]
-    assert [commit.position.version for commit in commits] == [1, 2, 2, 2, 2, 2]
-    assert (commits[0].codec, commits[1].codec) == ("banded", "gap")
-    assert commits[-1].step == 6
-    there = blank(model)
-    assert pull(store, there).version == 2
-    assert same_bits(there, model)
-
-
-def test_a_failed_upload_is_merged_into_the_next_one(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    failing = ScriptedStore(store)
-    with wc.Publisher(failing, model) as publisher:
-        broken = failing.fail("put")
-        train(model, 1)
-        first = publisher.publish(step=1)
-        with pytest.raises(UnreachableError):
-            publisher.flush()
-        assert not first.done()
-        train(model, 2)
-        second = publisher.publish(step=2)
-        broken.end()
-        assert publisher.flush().version == 1
-        assert first.result(0) == second.result(0)
-        assert second.result(0).step == 2
-    there = blank(model)
-    pull(store, there)
-    assert same_bits(there, model)
-
-
-def test_a_publisher_that_closes_in_vain_says_what_was_not_sent(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    failing = ScriptedStore(store)
-    publisher = wc.Publisher(failing, model)
-    failing.fail("put")
-    train(model, 1)
-    receipt = publisher.publish()
-    with pytest.raises(UnreachableError):
-        publisher.close()
-    with pytest.raises(StoreError, match="closed before this could be sent"):
-        receipt.result(10)
-    with pytest.raises(UsageError, match="closed"):
-        publisher.publish()
-
-
-def test_flush_gives_up_after_its_time(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    slow = ScriptedStore(store)
-    with wc.Publisher(slow, model) as publisher:
-        held = slow.hang("put")
-        train(model, 1)
-        publisher.publish()
-        with pytest.raises(TimeoutError):
-            publisher.flush(timeout=0.05)
-        held.end()
-
-
-def test_a_model_of_another_table_is_refused(store: Store) -> None:
-    wc.init(store, small_model(tensors=3))
-    before = [listed.key for listed in store.list("")]
-    with pytest.raises(UsageError, match="on one side only"):
-        wc.Publisher(store, small_model(tensors=2))
-    with pytest.raises(UsageError, match="on one side only"):
-        wc.Subscriber(store, small_model(tensors=2))
-    assert [listed.key for listed in store.list("")] == before
-
-
-def test_every_dtype_travels(store: Store) -> None:
-    rng = np.random.default_rng(5)
-    from cases import PACKED_DTYPES, VALUE_DTYPES, moved, random_bits
-
-    specs = [TensorSpec(dtype.lower(), dtype, (40, 4)) for dtype in VALUE_DTYPES + PACKED_DTYPES]
-    old = Bag({spec: random_bits(rng, spec) for spec in specs})
-    new = Bag({spec: moved(rng, old.read(spec.name), 0.1, 2**62) for spec in specs})
-    wc.init(store, old)
-    with wc.Publisher(store, old) as publisher:
-        publisher.publish(weights=new)
-    there = old.copy()
-    with wc.Subscriber(store, there) as subscriber:
-        staged = subscriber.poll()
-        assert staged is not None
-        subscriber.apply(staged)
-    assert same_bits(there, new)
-
-
 # -- restart ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_trainer_at_the_head_goes_on(store: Store) -> None:
-    states = channel_of(store, 3)
-    with wc.Publisher(store, states[-1]) as publisher:
-        assert publisher.position == head_of(store)
-        train(states[-1], 99)
-        assert publisher.publish().result(60).position.version == 4
-
-
-def test_a_trainer_that_restarts_from_an_older_checkpoint_publishes_the_way_back(store: Store) -> None:
-    states = channel_of(store, 5)
-    with wc.Publisher(store, states[2]) as publisher:
-        assert publisher.position.version == 5, "nothing is published unasked"
-        receipt = publisher.publish(step=42)
-        assert receipt.result(60).position == wc.Position(6, wc.fingerprint(states[2]).digest)
-        assert receipt.result().step == 42
-        assert receipt.result().codec == "banded"
-    follower = wc.Arrays.copy_of(states[5])
-    assert pull(store, follower).version == 6
-    assert same_bits(follower, states[2])
-
-
-def test_where_the_head_cannot_be_had_any_more_a_restart_publishes_an_anchor() -> None:
-    store = MemoryStore()
-    states = channel_of(store, 3)
-    for listed in list(store.list("deltas/")):
-        store.delete(listed.key)
-    train(states[-1], 99)
-    with wc.Publisher(store, states[-1]) as publisher:
-        assert publisher.position.version == 4
-    there = blank(states[-1])
-    assert pull(store, there).version == 4
-    assert same_bits(there, states[-1])
 
 
 # -- follow ----------------------------------------------------------------------------------------------------------
@@ -638,42 +379,7 @@ def test_a_bucket_that_is_gone_is_no_idle_one(tmp_path: Path) -> None:
     assert not (tmp_path / "bucket").exists()
 
 
-def test_a_writer_that_may_not_delete_can_publish(store: Store) -> None:
-    keeping = ScriptedStore(store)
-    keeping.fail("delete", error=AccessError)
-    model = small_model()
-    wc.init(store, model)
-    with wc.Publisher(keeping, model) as publisher:
-        train(model, 1)
-        assert publisher.publish().result(60).position.version == 1
-
-
-def test_a_writer_that_fails_to_take_up_the_channel_does_not_claim_it(store: Store) -> None:
-    states = channel_of(store, 1)
-    claimed = lease(Chain.open(store))
-    with pytest.raises(UsageError):
-        wc.Publisher(store, small_model(tensors=1), writer="intruder")
-    assert lease(Chain.open(store)) == claimed
-    assert states
-
-
 # -- what a reviewer found ---------------------------------------------------------------------------------------------
-
-
-def test_a_bucket_that_goes_away_is_not_made_anew_and_everything_is_sent_once_it_is_back(tmp_path: Path) -> None:
-    bucket = tmp_path / "bucket"
-    model = small_model()
-    wc.init(FileStore(bucket), model)
-    with wc.Publisher(FileStore(bucket), model) as publisher:
-        bucket.rename(tmp_path / "away")
-        train(model, 1)
-        receipt = publisher.publish(step=1)
-        with pytest.raises(MissingError, match="the folder"):
-            publisher.flush()
-        assert not bucket.exists()
-        (tmp_path / "away").rename(bucket)
-        assert publisher.flush().version == 1
-        assert receipt.result(0).step == 1
 
 
 def test_a_replica_ahead_of_a_bucket_that_was_put_back_follows_what_is_there_now(tmp_path: Path) -> None:
@@ -691,31 +397,6 @@ def test_a_replica_ahead_of_a_bucket_that_was_put_back_follows_what_is_there_now
     assert pull(bucket, follower) == head_of(bucket)
     assert same_bits(follower, states[2])
     assert pull(bucket, tmp_path / "mirror") == head_of(bucket)
-
-
-def test_a_merge_that_fails_is_told_to_all_who_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    wc.init(store, model)
-    failing = ScriptedStore(store)
-    publisher = wc.Publisher(failing, model)
-    failing.fail("put")
-    train(model, 1)
-    first = publisher.publish()
-    with pytest.raises(UnreachableError):
-        publisher.flush()
-
-    def exhausted(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("weightcast.publish.publisher.compose", exhausted)
-    train(model, 2)
-    second = publisher.publish()
-    with pytest.raises((MemoryError, UnreachableError)):
-        publisher.flush()
-    for receipt in (first, second):
-        with pytest.raises(MemoryError):
-            receipt.result(30)
-    publisher.close()
 
 
 def test_a_record_of_an_anchor_that_was_exchanged_is_found_out(store: Store, tmp_path: Path) -> None:
@@ -775,105 +456,3 @@ def test_collected_versions_are_no_damage(store: Store, tmp_path: Path) -> None:
         collect(chain, Retention(0, 0, 0))
     assert list(verify(chain)) == []
     assert [finding for _, finding in verify_deep(chain, tmp_path / "walk") if finding] == []
-
-
-def test_closing_a_publisher_that_died_unheard_says_why(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    sleeper = wc.Publisher(store, model)
-    with wc.Publisher(store, wc.Arrays.copy_of(model)) as other:
-        train(model, 1)
-        other.publish(weights=model)
-    receipt = sleeper.publish()
-    while not receipt.done():
-        time.sleep(0.01)
-    with pytest.raises(ConflictError):
-        sleeper.close()
-
-
-def test_an_upload_that_fails_is_logged_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    model = small_model()
-    wc.init(store, model)
-    failing = ScriptedStore(store)
-    publisher = wc.Publisher(failing, model)
-    broken = failing.fail("put")
-    train(model, 1)
-    publisher.publish()
-    for _ in range(3):
-        with pytest.raises(UnreachableError):
-            publisher.flush()
-    assert caplog.text.count("not sent yet") == 1
-    broken.end()
-    publisher.close()
-
-
-def test_an_upload_that_fails_after_the_publisher_died_keeps_nobody_waiting(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small_model()
-    wc.init(store, model)
-    failing, begun, go = ScriptedStore(store), threading.Event(), threading.Event()
-    publisher = wc.Publisher(failing, model)
-
-    def held(*_: object) -> None:
-        begun.set()
-        go.wait(30)
-        raise UnreachableError("no answer", url=store.url)
-
-    def exhausted(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(publisher._chain, "put_delta", held)
-    monkeypatch.setattr("weightcast.publish.publisher.compose", exhausted)
-    receipts = []
-    for step in range(3):
-        train(model, step)
-        receipts.append(publisher.publish())
-        assert begun.wait(30)
-    with pytest.raises(MemoryError):
-        receipts[2].result(30)
-    go.set()
-    for receipt in receipts:
-        with pytest.raises(MemoryError):
-            receipt.result(30)
-    publisher.close()
-
-
-def test_what_failed_is_sent_while_publishing_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model()
-    wc.init(store, model)
-    failing = ScriptedStore(store)
-    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.05)
-
-    def slowly(*arguments: Any) -> Any:
-        time.sleep(0.02)
-        return resolve(*arguments)
-
-    monkeypatch.setattr("weightcast.publish.publisher.resolve", slowly)
-    with wc.Publisher(failing, model) as publisher:
-        broken = failing.fail("put")
-        deadline = time.monotonic() + 60
-        for step in count():
-            train(model, step)
-            publisher.publish()
-            if step == 3:
-                broken.end()
-            if publisher.position.version:
-                break
-            assert time.monotonic() < deadline
-
-
-def test_what_ends_the_block_is_what_the_caller_sees(store: Store) -> None:
-    model = small_model()
-    wc.init(store, model)
-    failing = ScriptedStore(store)
-
-    def block() -> None:
-        with wc.Publisher(failing, model) as publisher:
-            failing.fail("put")
-            train(model, 1)
-            publisher.publish()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        block()

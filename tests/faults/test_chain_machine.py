@@ -30,7 +30,6 @@ from weightcast.errors import ConflictError, WeightcastError
 from weightcast.follow.mirror import Mirror
 from weightcast.follow.mirror_reader import reading
 from weightcast.follow.subscriber import Subscriber
-from weightcast.publish import publisher as publishers
 from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
@@ -112,7 +111,7 @@ class ChannelMachine(RuleBasedStateMachine):
 
     def _open_publisher(self, weights: wc.Arrays) -> Publisher:
         self.faulty = FaultyStore(self.store)
-        self.publisher = Publisher(self.faulty, weights, threads=1)
+        self.publisher = Publisher(self.faulty, weights, threads=1, retry_after=0.005)
         return self.publisher
 
     def _close_publisher(self) -> None:
@@ -173,7 +172,7 @@ class ChannelMachine(RuleBasedStateMachine):
         bits = self.model[sorted(self.model)[choice % len(self.model)]]
         self.faulty = FaultyStore(self.store, *fault)
         with self._here(), suppress(WeightcastError):
-            self.publisher = Publisher(self.faulty, wc.Arrays.copy_of(bits), threads=1)
+            self.publisher = Publisher(self.faulty, wc.Arrays.copy_of(bits), threads=1, retry_after=0.005)
             self.publisher.publish()
         self._close_publisher()
         self.faulty.settle()
@@ -367,7 +366,6 @@ ChannelMachine.TestCase.settings = settings(max_examples=15, stateful_step_count
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers, "_RETRY_AFTER", 0.005)
     monkeypatch.setattr("os.fsync", lambda fd: None)
 
 

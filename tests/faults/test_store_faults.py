@@ -11,14 +11,12 @@ from operations import OPERATIONS
 from worlds import Operation
 
 from weightcast.errors import WeightcastError
-from weightcast.publish import publisher
 
 OVER_A_STORE = [operation for operation in OPERATIONS if operation.name != "fold"]
 
 
 @pytest.mark.parametrize("operation", OVER_A_STORE, ids=lambda operation: operation.name)
 def test_every_call_fails_once(operation: Operation, ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "_RETRY_AFTER", 0.01)
     monkeypatch.setattr("os.fsync", lambda fd: None)
     before = operation.make(ram / "before")
     clean = before.clone(ram / "clean")

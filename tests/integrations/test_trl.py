@@ -45,7 +45,6 @@ from weightcast.format.spec import TensorSpec  # noqa: E402
 from weightcast.format.tensors import Bits, Copies  # noqa: E402
 from weightcast.integrations import trl as transferring  # noqa: E402
 from weightcast.integrations.trl import Sync, WeightcastTransfer  # noqa: E402
-from weightcast.publish import publisher as publishing  # noqa: E402
 from weightcast.store.base import Data, Listed, Store  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
 from weightcast.torch.stream import Streamed  # noqa: E402
@@ -208,19 +207,13 @@ def _no_time_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transferring, "_JOINING", 0.0)
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be sent is tried again soon."""
-    monkeypatch.setattr(publishing, "_RETRY_AFTER", 0.05)
-
-
 @pytest.fixture
 def opened() -> Iterator[Callable[..., WeightcastTransfer]]:
     """Makes transfers that are ended when the test is."""
     made: list[WeightcastTransfer] = []
 
     def make(store: Any, **options: Any) -> WeightcastTransfer:
-        made.append(WeightcastTransfer(store, **({"threads": 1, "patience": 30.0} | options)))
+        made.append(WeightcastTransfer(store, **({"threads": 1, "patience": 30.0, "retry_after": 0.05} | options)))
         return made[-1]
 
     yield make

@@ -204,10 +204,9 @@ def test_two_channels_begun_at_once_are_one(ram: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["refuse", "lose", "twice", "delay"])
-def test_a_commit_whose_answer_was_lost_is_ours(world: World, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.01)
+def test_a_commit_whose_answer_was_lost_is_ours(world: World, fault: str) -> None:
     store = FaultyStore(world.store)
-    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
+    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05) as publisher:
         store.fault, store.at_request = fault, ("create", manifest_key(3))
         assert publisher.publish(weights=world.states[3]).result(30).position.version == 3
     world.check_readers([3])
@@ -509,10 +508,9 @@ def test_publishing_from_several_threads_is_one_behind_the_other(world: World) -
         assert subscriber.apply(staged) == head.position
 
 
-def test_a_publisher_that_could_not_send_can_be_closed_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.01)
+def test_a_publisher_that_could_not_send_can_be_closed_twice(world: World) -> None:
     store = FaultyStore(world.store)
-    publisher = Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1)
+    publisher = Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05)
     store.fault, store.at = "part", len(store.calls) + 1
     receipt = publisher.publish(weights=world.states[3])
     with pytest.raises(UnreachableError):
@@ -528,11 +526,9 @@ def test_a_publisher_that_could_not_send_can_be_closed_twice(world: World, monke
     world.check_readers([2])
 
 
-def test_a_full_bucket_is_waited_for_like_any_other_trouble(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.01)
-
+def test_a_full_bucket_is_waited_for_like_any_other_trouble(world: World) -> None:
     store = ScriptedStore(world.store)
-    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
+    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05) as publisher:
         full = store.fail("put", DELTAS, SpaceError("the disk of the store is full"))
         receipt = publisher.publish(weights=world.states[3])
         with pytest.raises(SpaceError):
@@ -542,11 +538,10 @@ def test_a_full_bucket_is_waited_for_like_any_other_trouble(world: World, monkey
     world.check_readers([3])
 
 
-def test_what_comes_while_a_commit_is_in_doubt_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_while_a_commit_is_in_doubt_waits_for_it(world: World) -> None:
     """The first commit took effect and nobody heard: it stays as it is, and what came meanwhile is one version more."""
-    monkeypatch.setattr("weightcast.publish.publisher._RETRY_AFTER", 0.05)
     store = FaultyStore(world.store)
-    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1) as publisher:
+    with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05) as publisher:
         store.fault, store.at_request = "part-after", ("create", manifest_key(3))
         first = publisher.publish(weights=world.states[3])
         with pytest.raises(UnreachableError):

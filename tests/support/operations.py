@@ -35,14 +35,14 @@ def _init(world: World, store: Store) -> None:
 def _publish(world: World, store: Store) -> None:
     head = world.head()
     assert head is not None
-    with Publisher(store, wc.Arrays.copy_of(world.states[head]), threads=1) as publisher:
+    with Publisher(store, wc.Arrays.copy_of(world.states[head]), threads=1, retry_after=0.01) as publisher:
         if head == 3:
             publisher.publish(step=4, weights=world.states[4]).result(30)
 
 
 def _take_up(world: World, store: Store) -> None:
     """A trainer that restarts with weights that are not the head's."""
-    with Publisher(store, wc.Arrays.copy_of(world.states[4]), threads=1) as publisher:
+    with Publisher(store, wc.Arrays.copy_of(world.states[4]), threads=1, retry_after=0.01) as publisher:
         publisher.publish(step=4).result(30)
 
 
@@ -180,7 +180,9 @@ def _publish_for_ever(world: World, store: Store) -> None:
     head = world.head()
     assert head is not None
     with (
-        Publisher(store, wc.Arrays.copy_of(world.states[state_at(world, head)]), threads=1) as publisher,
+        Publisher(
+            store, wc.Arrays.copy_of(world.states[state_at(world, head)]), threads=1, retry_after=0.01
+        ) as publisher,
         (world.root / "acknowledged").open("ab", buffering=0) as file,
     ):
         while True:

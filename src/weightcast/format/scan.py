@@ -1,12 +1,13 @@
-"""What changed since weights were last scanned, and the detector for weights of any kind."""
+"""Scans: what changed since weights were last scanned, and the detector for weights of any kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol, cast, get_args
 
+from weightcast.errors import UsageError
 from weightcast.format.codec.ranks import Ranks, rank
 from weightcast.format.diff import diff_tensor, refuse_other_table
 from weightcast.format.digest import MODULUS, Fingerprint
@@ -15,12 +16,37 @@ from weightcast.format.spec import TensorSpec, elements_of
 from weightcast.format.tensors import Bits, Copies, Weights
 from weightcast.format.workers import Workers
 
+Detect = Literal["transient", "device", "host"]
+"""How changes of a torch model are found (`weightcast.torch.detectors`)."""
+
+WireDtype = Literal["BF16", "F16"]
+"""What float32 can be rounded to for publishing."""
+
+
+def check_detect(name: str) -> Detect:
+    """The name of a detector; `UsageError` for anything else."""
+    if name not in get_args(Detect):
+        raise UsageError(f"there is no detector {name!r}", hint=f"Choose one of {_listed(Detect)}.")
+    return cast(Detect, name)
+
+
+def check_wire_dtype(name: str) -> WireDtype:
+    """The name of a dtype to publish float32 in; `UsageError` for anything else."""
+    if name not in get_args(WireDtype):
+        hint = f"Choose one of {_listed(WireDtype)}, or None for the weights' own dtype."
+        raise UsageError(f"float32 cannot be published as {name!r}", hint=hint)
+    return cast(WireDtype, name)
+
+
+def _listed(choices: object) -> str:
+    return ", ".join(map(repr, get_args(choices)))
+
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """What became of one tensor since the last look: sorted flat ``indices``, the bits before and ``now``.
+    """What changed in one tensor since the last scan: sorted flat ``indices``, the bits before and ``now``.
 
-    ``was`` is None where what was there is not known: then all elements are listed.
+    ``was`` is None where the bits before are not known: then all elements are listed.
     """
 
     spec: TensorSpec
@@ -28,16 +54,16 @@ class Change:
     was: Bits | None
     now: Bits
     gain: int
-    """What this adds to the tensor's digest; without ``was``, the digest."""
+    """What this adds to the tensor's digest; without ``was``, the whole digest."""
     ranks: Ranks | None
     """For `banded`, where it is wanted."""
 
 
 class Scan(Protocol):
-    """What a look at the weights found. It may still be on its way from a device."""
+    """What a scan found. It may still be on its way from a device."""
 
     def changes(self) -> Iterator[Change]:
-        """In the order of the table; waits until they are here. Asked for once, by another thread than looked."""
+        """The changes in the order of the table, once they have arrived. Called once, and on another thread."""
         ...
 
 
@@ -46,30 +72,30 @@ class Detector(Protocol):
 
     @property
     def weights(self) -> Weights:
-        """The weights as they are, whatever has been looked at."""
+        """The weights as they are now, scanned or not."""
         ...
 
     def scan(self) -> Scan:
-        """Find what changed since the last look, or since the detector was made. Nothing later is in it."""
+        """Find what changed since the last scan, or since the detector was made. Later changes are not in it."""
         ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """A look as a patch, where it leads, and what coding it with `banded` takes."""
+class Resolution:
+    """A scan as a patch, the fingerprint it leads to, and the ranks that `banded` needs."""
 
     patch: Patch
     reached: Fingerprint
     ranks: dict[str, Ranks] | None
 
 
-def resolve(fingerprint: Fingerprint, look: Scan) -> Resolved:
-    """Wait for what a look found. ``fingerprint`` is where the weights stood at the look before."""
+def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
+    """Wait for a scan's changes and make a patch of them; ``fingerprint`` is that of the scan before."""
     digests, tensors = list(fingerprint.digests), []
     ranks: dict[str, Ranks] = {}
-    for change in look.changes():
+    for change in scan.changes():
         i = fingerprint.table.ordinal(change.spec.name)
         digests[i] = ((0 if change.was is None else digests[i]) + change.gain) % MODULUS
         tensors.append(TensorPatch(change.spec, change.indices, change.now, change.was, digests[i]))
@@ -77,7 +103,18 @@ def resolve(fingerprint: Fingerprint, look: Scan) -> Resolved:
             ranks[change.spec.name] = change.ranks
     reached = Fingerprint(fingerprint.table, tuple(digests))
     patch = Patch(fingerprint.digest, reached.digest, ModelSize.of(fingerprint.table), tuple(tensors))
-    return Resolved(patch, reached, ranks if len(ranks) == len(tensors) else None)
+    return Resolution(patch, reached, ranks if len(ranks) == len(tensors) else None)
+
+
+def compare(old: Weights, new: Weights, ranked: bool, workers: Workers) -> Scan:
+    """What leads from ``old`` to ``new``, as a scan. Neither is copied: ``old`` must stay as it is until then."""
+    refuse_other_table(old.table, new.table)
+
+    def one(spec: TensorSpec) -> TensorPatch:
+        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), 0, workers)
+
+    found = [tensor for tensor in workers.stream(one, old.table, elements_of) if tensor.changed]
+    return _Compared(found, old if ranked else None, workers)
 
 
 class Shadowed:
@@ -89,12 +126,12 @@ class Shadowed:
         self._shadow = Copies.of(weights)
 
     def scan(self, weights: Weights | None = None) -> Scan:
+        """Find what changed; ``weights`` take the place of the detector's own for this scan."""
         source, base = self.weights if weights is None else weights, self._shadow
         refuse_other_table(base.table, source.table)
 
         def one(spec: TensorSpec) -> tuple[TensorPatch, Bits] | None:
-            # Training may go on while we look: take the bits once.
-            now = source.read(spec.name).copy()
+            now = source.read(spec.name).copy()  # once: training may go on during the scan
             found = diff_tensor(spec, base.read(spec.name), now, 0, self._workers)
             return (found, now) if found.changed else None
 
@@ -103,13 +140,15 @@ class Shadowed:
         return _Compared([tensor for tensor, _ in found], base if self._ranked else None, self._workers)
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """It holds nothing but memory."""
 
 
 @dataclass
 class _Compared:
+    """Implements `Scan`; ranks are computed when the changes are asked for."""
+
     found: list[TensorPatch]
-    base: Copies | None
+    base: Weights | None
     workers: Workers
 
     def changes(self) -> Iterator[Change]:

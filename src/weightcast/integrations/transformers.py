@@ -12,6 +12,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from weightcast.channel.records import Manifest
 from weightcast.errors import UsageError, WeightcastError
+from weightcast.format.codec import CodecName
+from weightcast.format.scan import Detect, WireDtype
 from weightcast.publish.publisher import Publisher
 from weightcast.publish.receipt import Receipt
 from weightcast.store.base import Store
@@ -49,10 +51,10 @@ class WeightcastCallback(TrainerCallback):
         channel: str | Path | Store,
         *,
         every: int = 1,
-        dtype: str | None = None,
-        detect: str | None = None,
+        dtype: WireDtype | torch.dtype | None = None,
+        detect: Detect | None = None,
         check_every: int | None = None,
-        codec: str = "banded",
+        codec: CodecName = "banded",
         writer: str | None = None,
     ):
         """Publish to ``channel`` whenever the number of optimizer steps is a multiple of ``every``.

@@ -30,6 +30,7 @@ from weightcast.engine.meeting import MisfitError
 from weightcast.errors import EngineError, UsageError, WeightcastError
 from weightcast.follow.mirror_folder import default_mirror
 from weightcast.follow.subscriber import Subscriber
+from weightcast.format.codec import CodecName
 from weightcast.format.tensors import Copies, Weights
 from weightcast.format.workers import Workers
 from weightcast.publish.open import channel_in
@@ -114,9 +115,10 @@ class WeightcastTransfer:
         mirror: Path | str | None = None,
         dtype: str | None = "BF16",
         patience: float = 60.0,
-        codec: str = "banded",
+        codec: CodecName = "banded",
         writer: str | None = None,
         threads: int | None = None,
+        retry_after: float = 5.0,
     ):
         """``dtype`` is what float32 is rounded to where the channel is new; ``mirror`` a folder for ``engine``.
 
@@ -126,7 +128,7 @@ class WeightcastTransfer:
         self._engine = HttpEngine(engine) if isinstance(engine, str) else engine
         self._mirror = mirror
         self._dtype, self._patience = wire_name(dtype), patience
-        self._codec, self._writer, self._threads = codec, writer, threads
+        self._codec, self._writer, self._threads, self._retry_after = codec, writer, threads, retry_after
         self._opened, self._driving = ExitStack(), ExitStack()
         self._received: Streamed | None = None
         self._publisher: Publisher | None = None
@@ -197,7 +199,14 @@ class WeightcastTransfer:
                     _log.warning("%s is a copy of %s, and stays one: TRL sends only that", name, other)
                 if frozen := len(missing) - len(tied):
                     _log.info("%s tensors of the channel are not trained, and stay as they are", frozen)
-            publisher = Publisher(self._store, received, codec=self._codec, writer=self._writer, threads=self._threads)
+            publisher = Publisher(
+                self._store,
+                received,
+                codec=self._codec,
+                writer=self._writer,
+                threads=self._threads,
+                retry_after=self._retry_after,
+            )
             self._publisher = self._opened.enter_context(publisher)
             self._chain = Chain.open(self._store)
             receipt = publisher.publish()

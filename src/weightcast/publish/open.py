@@ -1,4 +1,4 @@
-"""Take up writing to a channel: begin one with its first weights, or open it as its one writer."""
+"""Open a channel for writing: begin it with its first weights, or take it up where its head is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import socket
 import time
 import uuid
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,17 +15,22 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position, check_name, check_step, is_plain_file
 from weightcast.channel.lease import take_lease
-from weightcast.channel.records import Lease, Manifest, Reference
+from weightcast.channel.policy import Pinned
+from weightcast.channel.records import Lease, Manifest, ObjectRef, Reference
 from weightcast.channel.reference import bring, resolved
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
 from weightcast.disk.companions import is_companion
 from weightcast.disk.durable import Report, scratch, silent
 from weightcast.disk.staged import fingerprint_of
-from weightcast.errors import ChannelError, UsageError
+from weightcast.errors import ChannelError, NoRouteError, ResultError, UnreachableError, UsageError
+from weightcast.follow.subscriber import Subscriber
 from weightcast.format.diff import refuse_other_table
+from weightcast.format.digest import Fingerprint
+from weightcast.format.scan import compare, resolve
 from weightcast.format.spec import TensorTable
-from weightcast.format.tensors import Weights, refuse_no_weights
+from weightcast.format.tensors import Copies, Weights, refuse_no_weights
 from weightcast.format.workers import ONE, Workers
+from weightcast.publish.pipeline import Resolved
 from weightcast.store import open_store
 from weightcast.store.base import Store
 from weightcast.store.probe import honours_create
@@ -33,9 +38,12 @@ from weightcast.store.probe import honours_create
 
 @runtime_checkable
 class Accompanied(Protocol):
-    """Weights that need more than themselves to be loaded: a model's configuration."""
+    """Weights that need other files beside them to be loaded, such as a model's configuration."""
 
     def save_beside(self, folder: Path) -> None: ...
+
+
+# -- begin a channel ---------------------------------------------------------------------------------------------------
 
 
 def init(
@@ -50,9 +58,9 @@ def init(
 ) -> Manifest:
     """Begin a channel with ``weights`` as version 0: arrays, or a checkpoint folder with its configuration files.
 
-    With a ``reference`` nothing but digests is uploaded: replicas get that public checkpoint themselves. A `Reference`
-    in place of weights is a model of the Hugging Face Hub: it is read through the Hub's cache, and referred to by its
-    commit. An interrupted `init` is completed by another with the same weights.
+    With a ``reference`` nothing but digests is uploaded: replicas download that public checkpoint themselves. A
+    `Reference` in place of weights is a model of the Hugging Face Hub: it is read through the Hub's cache, and recorded
+    by its commit. An interrupted `init` is completed by another with the same weights.
 
     >>> wc.init("channel", wc.Arrays({"w": np.zeros(4, np.float32)}), step=0).position.version
     0
@@ -95,17 +103,40 @@ def _init(
     chain = Chain.create(store, weights.table)
     position = Position(0, fingerprint_of(weights, workers, report).digest)
     unchanged = weights.refuse_changed if isinstance(weights, Checkpoint) else _nothing_to_watch
-    put = partial(chain.put_anchor, position, files, report, unchanged)
-    ref = chain.refer_anchor(position, reference) if reference else put()
-    manifest = chain.draft(position, None, ref, None, weights.table.elements, step, writer)
+    if reference is None:
+        return commit_anchor(chain, position, files, step, writer, report, unchanged)
+    return _commit_whole(chain, position, chain.refer_anchor(position, reference), step, writer, unchanged)
+
+
+def _nothing_to_watch() -> None:
+    """Weights in memory belong to the caller: nobody else writes to them."""
+
+
+def commit_anchor(
+    chain: Chain,
+    position: Position,
+    files: Mapping[str, Path],
+    step: int | None,
+    writer: str,
+    report: Report = silent,
+    unchanged: Callable[[], None] = _nothing_to_watch,
+) -> Manifest:
+    """Upload whole weights and commit them as a version without a base.
+
+    ``unchanged`` raises if the files are not what they were when they were digested.
+    """
+    ref = chain.put_anchor(position, files, report, unchanged)
+    return _commit_whole(chain, position, ref, step, writer, unchanged)
+
+
+def _commit_whole(
+    chain: Chain, position: Position, ref: ObjectRef, step: int | None, writer: str, unchanged: Callable[[], None]
+) -> Manifest:
+    manifest = chain.draft(position, None, ref, None, chain.channel.table.elements, step, writer)
     unchanged()
     chain.commit(manifest)
     write_index(chain)
     return manifest
-
-
-def _nothing_to_watch() -> None:
-    """Weights in memory are the caller's own: nobody else writes to them."""
 
 
 def files_of(checkpoint: Checkpoint) -> dict[str, Path]:
@@ -133,6 +164,9 @@ def left_out(folder: Path) -> list[str]:
     return sorted(name for name in others if not name.startswith("."))
 
 
+# -- open a channel ----------------------------------------------------------------------------------------------------
+
+
 def new_writer() -> str:
     """A name that no other writer has."""
     host = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname())[:60].strip("-.") or "host"
@@ -148,12 +182,12 @@ def channel_in(store: Store) -> Chain | None:
 
 
 def open_for_writing(channel: str | Path | Store, table: TensorTable) -> Chain:
-    """The channel, once it is sure that its store can fence writers off as it should, and that the table is its own."""
+    """The channel, once its store is known to keep two writers apart and the table is known to be the channel's."""
     chain = Chain.open(open_store(channel))
     try:
         refuse_other_table(chain.channel.table, table)
     except UsageError as error:
-        hint = "A channel has one table for ever: publish to another place, or start over with `weightcast reset`."
+        hint = "A channel's table never changes: publish to another place, or start over with `weightcast reset`."
         raise UsageError(error.problem, tensor=error.tensor, hint=hint) from None
     if chain.channel.fence == "create" and not honours_create(chain.store):
         hint = "Two writers could overwrite each other here. Use the store that the channel was made on."
@@ -162,5 +196,47 @@ def open_for_writing(channel: str | Path | Store, table: TensorTable) -> Chain:
 
 
 def announce(chain: Chain, writer: str) -> None:
-    """Say who writes."""
+    """Record who writes."""
     take_lease(chain, Lease(writer, socket.gethostname() or "host", os.getpid(), time.time()))
+
+
+def take_up(
+    chain: Chain, weights: Weights, fingerprint: Fingerprint, writer: str, ranked: bool, workers: Workers
+) -> tuple[Manifest, Resolved | None]:
+    """The head, and the patch from there to ``weights`` where they differ.
+
+    Where the head's own weights cannot be fetched any more, ``weights`` are committed as an anchor, which is the head.
+    """
+    head = chain.head()
+    assert head is not None
+    if head.position.digest == fingerprint.digest:
+        return head, None
+    # The one copy of the model that is made here; it becomes the head's weights and is compared with the caller's in
+    # place. A detector may hold a second one.
+    state = Copies.of(weights)
+    try:
+        with Subscriber(chain.store, state, Pinned(head.position.version)) as subscriber:
+            staged = subscriber.poll()
+            if staged is not None:
+                subscriber.apply(staged)
+    except NoRouteError as error:
+        if isinstance(error.reason, UnreachableError):  # it may be reachable in a minute
+            raise
+        return _begin_anew(chain, weights, Position(head.position.version + 1, fingerprint.digest), writer), None
+    held = Fingerprint(state.table, staged.fingerprint.digests) if staged else fingerprint
+    found = resolve(held, compare(state, weights, ranked, workers))
+    if found.reached.digest != fingerprint.digest:
+        hint = "Open the publisher while nothing trains."
+        raise ResultError(
+            "the weights changed while the publisher opened",
+            expected=fingerprint.digest,
+            found=found.reached.digest,
+            hint=hint,
+        )
+    return head, Resolved(found.patch, found.ranks)
+
+
+def _begin_anew(chain: Chain, weights: Weights, position: Position, writer: str) -> Manifest:
+    with scratch() as folder:
+        save(weights, folder)
+        return commit_anchor(chain, position, {SINGLE: folder / SINGLE}, None, writer)

@@ -1,4 +1,4 @@
-"""What a publisher gives back at once: a promise of the commit."""
+"""What `publish` returns at once: a promise of the commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weightcast.channel.records import Manifest
 
 
 class Receipt:
-    """What became of a `publish`: `result` waits for the commit that carries it, and so does `await`.
+    """The outcome of a `publish`: `result` waits for the commit that carries it, and so does `await`.
 
     Where nothing had changed there is no new version: the result is the head that has these weights, and `is_new`
     is False.
@@ -21,7 +21,7 @@ class Receipt:
         """``heard`` is called when the caller learns that it failed."""
         self.step = step
         self.is_new: bool | None = None
-        """Whether a version was committed for it; None as long as that is not known."""
+        """Whether a version was committed for it; None until that is known."""
         self._heard = heard
         self._future: Future[Manifest] = Future()
         self._future.set_running_or_notify_cancel()  # a task that awaits it may be cancelled, the commit may not
@@ -34,6 +34,7 @@ class Receipt:
             self._hear()
 
     def done(self) -> bool:
+        """Whether `result` returns or raises at once."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Manifest]:
@@ -43,10 +44,12 @@ class Receipt:
             self._hear()
 
     def succeed(self, manifest: Manifest, is_new: bool = True) -> None:
+        """Called by the publisher, once."""
         self.is_new = is_new
         self._future.set_result(manifest)
 
     def fail(self, error: BaseException) -> None:
+        """Called by the publisher; a receipt that is done stays as it is."""
         if not self._future.done():
             self._future.set_exception(error)
 

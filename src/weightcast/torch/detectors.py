@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from weightcast.errors import UsageError
-from weightcast.format.scan import Change, Detector, Scan
+from weightcast.format.scan import Change, Detect, Detector, Scan
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
@@ -51,7 +51,7 @@ _HOST_BATCH = 1 << 26
 def watch(
     model: torch.nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] | None,
-    detect: str | None,
+    detect: Detect | None,
     dtype: str | torch.dtype | None,
     check_every: int | None,
     table: TensorTable | None,
@@ -62,8 +62,6 @@ def watch(
     given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
     optimizers = [_innermost(one) for one in given]
     detect = detect or ("transient" if optimizers else "device")
-    if detect not in ("transient", "device", "host"):
-        raise UsageError(f"there is no detector {detect!r}", hint='Take "transient", "device" or "host".')
     live = LiveModel(model, dtype, table, workers)
     if detect != "transient":
         return Standing(live, detect == "host", ranked)

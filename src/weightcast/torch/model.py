@@ -17,7 +17,7 @@ import torch
 from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu
-from weightcast.format.spec import DTYPES as WIRE_DTYPES
+from weightcast.format.scan import WireDtype, check_wire_dtype
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import ONE, Workers
@@ -222,13 +222,11 @@ def _words(bits: Bits) -> torch.Tensor:
     return torch.from_numpy(signed if signed.flags.writeable else signed.copy())
 
 
-def wire_name(dtype: str | torch.dtype | None) -> str | None:
+def wire_name(dtype: str | torch.dtype | None) -> WireDtype | None:
     """The name of the dtype that float32 is published in; `UsageError` for one that it cannot be rounded to."""
-    name = DTYPES.get(dtype, str(dtype)) if isinstance(dtype, torch.dtype) else dtype
-    if name is not None and name not in _NARROW:
-        known = "it is no dtype of the format" if name not in WIRE_DTYPES else "only BF16 and F16 are"
-        raise UsageError(f"float32 cannot be published as {name}: {known}", hint='Pass dtype="BF16", "F16" or nothing.')
-    return name
+    if dtype is None:
+        return None
+    return check_wire_dtype(DTYPES.get(dtype, str(dtype)) if isinstance(dtype, torch.dtype) else dtype)
 
 
 @cache

@@ -1,6 +1,7 @@
 """Codecs: a tensor's patch as streams of bytes and back, by name."""
 
 from collections.abc import Mapping
+from typing import Literal, cast
 
 from weightcast.errors import UsageError
 from weightcast.format.codec.banded import BANDED
@@ -8,14 +9,16 @@ from weightcast.format.codec.coded import Codec, Coded
 from weightcast.format.codec.gap import GAP
 from weightcast.format.codec.plain import PLAIN
 
+CodecName = Literal["plain", "gap", "banded"]
+
 CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (PLAIN, GAP, BANDED)}
 
 
-def check_codec(name: str) -> str:
+def check_codec(name: str) -> CodecName:
     """The name of a codec; `UsageError` for anything else."""
     if name not in CODECS:
-        raise UsageError(f"there is no codec {name!r}", hint=f"Take one of {', '.join(map(repr, CODECS))}.")
-    return name
+        raise UsageError(f"there is no codec {name!r}", hint=f"Choose one of {', '.join(map(repr, CODECS))}.")
+    return cast(CodecName, name)
 
 
-__all__ = ["CODECS", "Codec", "Coded", "check_codec"]
+__all__ = ["CODECS", "Codec", "CodecName", "Coded", "check_codec"]

@@ -1,0 +1,626 @@
+"""The publisher's states and events, driven without threads: merging, retries, failures, closing, what receipts say.
+
+The model is one number: a scan is the number it saw, a patch leads from one number to another. `Driver` plays the
+three threads one event at a time, in any order that a publisher's threads could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import Position
+from weightcast.channel.records import Manifest, ObjectRef
+from weightcast.errors import BaseError, StoreError, UnreachableError, UsageError
+from weightcast.format.codec.ranks import Ranks
+from weightcast.format.patch import ModelSize, Patch, TensorPatch
+from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.publish.pipeline import (
+    AHEAD,
+    Encoded,
+    Pipeline,
+    Resolved,
+    Scanned,
+    Stage,
+    Uploaded,
+    changes,
+    codec_for,
+    joined,
+    merged,
+    update_of,
+)
+from weightcast.publish.receipt import Receipt
+from weightcast.store.memory import MemoryStore
+
+SPEC = TensorSpec("w", "U64", (1,))
+CHAIN = Chain.create(MemoryStore("pipeline"), TensorTable.of([SPEC]))
+RANKS: dict[str, Ranks] = {}
+UNREACHABLE = UnreachableError("no answer", url="memory://pipeline")
+LOST = StoreError("closed before this could be sent", url="memory://pipeline")
+
+
+def digest(value: int) -> str:
+    return f"{value:064x}"
+
+
+def patch(old: int, new: int, known: bool = True) -> Patch:
+    tensors = ()
+    if old != new:
+        bits = [np.array([value], np.uint64) for value in (old, new)]
+        tensors = (TensorPatch(SPEC, np.zeros(1, np.int64), bits[1], bits[0] if known else None, new),)
+    return Patch(digest(old), digest(new), ModelSize(1, 1, 8), tensors)
+
+
+def update(old: int, new: int, *receipts: Receipt, step: int | None = None) -> Resolved:
+    return Resolved(patch(old, new), RANKS, step, receipts)
+
+
+def manifest(version: int, value: int, base: Position | None = None, step: int | None = None) -> Manifest:
+    ref = ObjectRef(f"deltas/{version}", 1, "0" * 64)
+    codec = None if base is None else "banded"
+    return CHAIN.draft(Position(version, digest(value)), base, ref, codec, 1, step, "writer")
+
+
+def uploaded(encoded: Encoded, head: Manifest) -> Uploaded:
+    value, step = int(encoded.update.patch.result, 16), encoded.update.step
+    return Uploaded(encoded.update, manifest(head.position.version + 1, value, head.position, step))
+
+
+Event = Callable[["Driver"], object]
+
+
+class Driver:
+    """A pipeline, the work its threads have in hand, and the channel that commits go to."""
+
+    def __init__(self, owed: int = 0) -> None:
+        self.channel = [manifest(0, 0)]
+        self.pipeline = Pipeline(self.channel[0], update(0, owed) if owed else None)
+        self.resolved_to = owed
+        self.published: list[tuple[int, Receipt]] = []
+        self.in_merge: Resolved | None = None
+        self.in_send: Stage | None = None
+        self.is_resting = False
+
+    # -- the trainer
+
+    def publish(self, value: int) -> None:
+        receipt = Receipt(len(self.published))
+        self.pipeline.add(Scanned(value, len(self.published), receipt))  # type: ignore[arg-type]
+        self.published.append((value, receipt))
+
+    # -- the resolver
+
+    @property
+    def can_resolve(self) -> bool:
+        return self.in_merge is None and self.pipeline.scanned is not None
+
+    def resolve(self) -> None:
+        scanned = self.pipeline.scanned
+        assert scanned is not None
+        value: int = scanned.scan  # type: ignore[assignment]
+        found = update(self.resolved_to, value, scanned.receipt, step=scanned.step)
+        self.resolved_to = value
+        waiting = self.pipeline.begin_merge()
+        self.in_merge = found if waiting is None else update_of(merged(waiting, found))
+
+    def end_merge(self) -> None:
+        assert self.in_merge is not None
+        self.pipeline.resolved(self.in_merge)
+        self.in_merge = None
+
+    # -- the sender
+
+    @property
+    def can_send(self) -> bool:
+        return self.in_send is None and not self.is_resting and (self.pipeline.can_send or self.pipeline.is_over)
+
+    def begin_send(self) -> None:
+        parts = self.pipeline.begin_send()
+        if not parts:
+            return
+        stage = joined(parts)
+        if changes(stage, self.pipeline.head.position):
+            self.pipeline.reached(stage)
+            self.in_send = stage
+        else:
+            self.pipeline.committed(self.pipeline.head, is_new=False)
+
+    def advance(self, lost: bool = False) -> None:
+        """One stage on. If the answer is ``lost``, a commit takes effect and the sender does not hear of it."""
+        stage = self.in_send
+        if isinstance(stage, Resolved):
+            self.in_send = Encoded(stage, codec_for(stage, "banded"), b"")
+        elif isinstance(stage, Encoded):
+            self.in_send = uploaded(stage, self.pipeline.head)
+        else:
+            assert stage is not None
+            self._commit(stage.manifest)
+            if not lost:
+                self.pipeline.committed(stage.manifest)
+            self.in_send = None
+        if self.in_send is not None:
+            self.pipeline.reached(self.in_send)
+        elif lost:
+            self.pipeline.store_failed(UNREACHABLE)
+            self.is_resting = True
+
+    def _commit(self, new: Manifest) -> None:
+        """As a store that creates: a version that is there already is this very one."""
+        version = new.position.version
+        if version < len(self.channel):
+            assert self.channel[version] is new
+        else:
+            assert new.base == self.channel[-1].position, "a patch does not begin at the last commit"
+            self.channel.append(new)
+
+    def fail(self) -> bool:
+        self.in_send, self.is_resting = None, True
+        return self.pipeline.store_failed(UNREACHABLE)
+
+    def end_rest(self) -> None:
+        """Once after each failure."""
+        if self.is_resting:
+            self.is_resting = False
+            self.pipeline.retry()
+
+    # -- all of them
+
+    def work(self) -> None:
+        """Until nothing is left to do; nothing fails any more."""
+        while True:
+            if self.in_merge is not None:
+                self.end_merge()
+            elif self.can_resolve:
+                self.resolve()
+            elif self.in_send is not None:
+                self.advance()
+            elif self.is_resting:
+                self.end_rest()
+            elif self.pipeline.can_send and not self.pipeline.is_over:
+                self.begin_send()
+            else:
+                return
+
+    def close(self) -> None:
+        """As the shell does: the sender goes on until it has nothing more to do."""
+        self.pipeline.close(LOST)
+        self.end_rest()
+        while self.in_send is not None or (self.pipeline.can_send and not self.pipeline.ended):
+            if self.in_send is None:
+                self.begin_send()
+            else:
+                self.advance()
+        assert self.pipeline.begin_send() == ()
+
+    def outcome(self, receipt: Receipt) -> Manifest | BaseException | None:
+        if not receipt.done():
+            return None
+        try:
+            return receipt.result(0)
+        except Exception as error:  # noqa: BLE001
+            return error
+
+    def check(self) -> None:
+        """No version is lost, reordered or made up, and receipts say what the channel has."""
+        values = [value for value, _ in self.published]
+        committed = [int(one.position.digest, 16) for one in self.channel]
+        at = -1
+        for version, value in enumerate(committed[1:], 1):
+            assert value != committed[version - 1], "an empty version"
+            at = values.index(value, at + 1)
+        carried: dict[int, int] = {}
+        for value, receipt in self.published:
+            found = self.outcome(receipt)
+            if isinstance(found, Manifest):
+                assert self.channel[found.position.version] is found
+                assert found.position.version >= max(carried, default=0), "receipts are out of order"
+                if receipt.is_new:
+                    carried[found.position.version] = value
+        for version, last in carried.items():
+            assert committed[version] == last, "a version is not what its last publish was"
+        if self.pipeline.ended is None:
+            assert self.pipeline.is_idle == all(receipt.done() for _, receipt in self.published)
+        assert self.pipeline.head in self.channel
+
+    def versions(self) -> list[int | type]:
+        """What each receipt says: a version, or the kind of error."""
+        found = [self.outcome(receipt) for _, receipt in self.published]
+        return [one.position.version if isinstance(one, Manifest) else type(one) for one in found]
+
+
+# -- any order of events -----------------------------------------------------------------------------------------------
+
+
+def publish_something(driver: Driver) -> None:
+    if driver.pipeline.has_room and not driver.pipeline.is_over:
+        driver.publish(len(driver.published) + 1)
+
+
+def publish_the_head_again(driver: Driver) -> None:
+    if driver.pipeline.has_room and not driver.pipeline.is_over:
+        driver.publish(int(driver.pipeline.head.position.digest, 16))
+
+
+def resolve(driver: Driver) -> None:
+    if driver.can_resolve:
+        driver.resolve()
+
+
+def end_merge(driver: Driver) -> None:
+    if driver.in_merge is not None:
+        driver.end_merge()
+
+
+def send(driver: Driver) -> None:
+    """Begin to, or get one stage on."""
+    if driver.in_send is not None:
+        driver.advance()
+    elif driver.can_send:
+        driver.begin_send()
+
+
+def store_fails(driver: Driver) -> None:
+    if isinstance(driver.in_send, (Encoded, Uploaded)):
+        driver.fail()
+
+
+def answer_is_lost(driver: Driver) -> None:
+    if isinstance(driver.in_send, Uploaded):
+        driver.advance(lost=True)
+
+
+def rest_is_over(driver: Driver) -> None:
+    driver.end_rest()
+
+
+def flush_looks(driver: Driver) -> None:
+    if driver.pipeline.ended is None:
+        assert driver.pipeline.is_flushed(driver.pipeline.failures) == driver.pipeline.is_idle
+
+
+def sending_fails_for_good(driver: Driver) -> None:
+    if driver.in_send is not None:
+        driver.pipeline.sending_failed(MemoryError())
+        driver.in_send = None
+
+
+def merging_fails_for_good(driver: Driver) -> None:
+    if driver.in_merge is not None:
+        driver.pipeline.end(MemoryError())
+        driver.in_merge = None
+
+
+def close(driver: Driver) -> None:
+    driver.pipeline.close(LOST)
+
+
+GOING_ON = [publish_something, publish_the_head_again, *[resolve] * 2, *[end_merge] * 2, *[send] * 4]
+GOING_ON += [store_fails, answer_is_lost, rest_is_over, flush_looks]
+ENDS = [sending_fails_for_good, merging_fails_for_good, close]
+
+
+@given(st.lists(st.sampled_from(GOING_ON), max_size=60), st.sampled_from([0, 9]))
+@settings(max_examples=500)
+def test_whatever_the_order_of_events_everything_is_committed_in_order(events: list[Event], owed: int) -> None:
+    driver = Driver(owed)
+    for event in events:
+        event(driver)
+        driver.check()
+    driver.work()
+    driver.check()
+    assert driver.pipeline.is_idle
+    if driver.published:
+        assert int(driver.pipeline.head.position.digest, 16) == driver.published[-1][0]
+    driver.close()
+    assert driver.pipeline.ended is None
+
+
+@given(st.lists(st.sampled_from(GOING_ON * 2 + ENDS), max_size=60), st.sampled_from(ENDS))
+@settings(max_examples=500)
+def test_however_it_ends_no_receipt_is_left_unresolved(events: list[Event], end: Event) -> None:
+    driver = Driver()
+    for event in (*events, end):
+        event(driver)
+        driver.check()
+        if driver.pipeline.ended is not None:
+            under_way = () if driver.in_send is None else update_of(driver.in_send).receipts
+            assert all(receipt.done() or receipt in under_way for _, receipt in driver.published)
+    driver.close()
+    driver.check()
+    assert all(receipt.done() for _, receipt in driver.published)
+
+
+MOVES = ("publish", "resolve", "send", "fail", "retry", "back")
+
+
+def test_every_short_sequence_commits_everything_in_order() -> None:
+    for moves in product(MOVES, repeat=5):
+        driver = Driver()
+        for number, move in enumerate(moves, 1):
+            if move in ("publish", "back") and driver.pipeline.has_room:
+                driver.publish(number if move == "publish" else 0)
+            elif move == "resolve" and driver.can_resolve:
+                driver.resolve()
+                driver.end_merge()
+            elif move == "send" and driver.can_send:
+                driver.begin_send()
+                while driver.in_send is not None:
+                    driver.advance()
+            elif move == "fail" and driver.can_send:
+                driver.begin_send()
+                if driver.in_send is not None:
+                    driver.fail()
+            elif move == "retry":
+                driver.end_rest()
+        driver.work()
+        driver.check()
+        assert driver.pipeline.is_idle
+        values = [0, *(value for value, _ in driver.published)]
+        assert int(driver.pipeline.head.position.digest, 16) == values[-1], moves
+        driver.close()
+        assert driver.pipeline.ended is None
+
+
+# -- merge -------------------------------------------------------------------------------------------------------------
+
+
+def test_updates_resolved_during_a_send_become_one_version() -> None:
+    driver = Driver()
+    driver.publish(1)
+    driver.resolve()
+    driver.end_merge()
+    driver.begin_send()
+    for value in (2, 3, 4):
+        driver.publish(value)
+        driver.resolve()
+        driver.end_merge()
+    assert not driver.can_send, "one update at a time"
+    driver.work()
+    assert driver.versions() == [1, 2, 2, 2]
+    assert driver.channel[2].step == 3, "the last step that was given"
+
+
+def test_owed_difference_waits_for_the_first_publish() -> None:
+    driver = Driver(owed=7)
+    driver.work()
+    assert len(driver.channel) == 1, "nothing is committed unasked"
+    assert driver.pipeline.is_idle
+    driver.publish(7)
+    driver.work()
+    assert driver.versions() == [1]
+    assert driver.channel[1].position.digest == digest(7)
+
+
+def test_closing_with_only_an_owed_difference_loses_nothing() -> None:
+    driver = Driver(owed=7)
+    driver.close()
+    assert driver.pipeline.ended is None
+
+
+def test_change_that_was_undone_commits_nothing() -> None:
+    driver = Driver()
+    driver.publish(1)
+    driver.publish(0)
+    for _ in range(2):
+        driver.resolve()
+        driver.end_merge()
+    driver.work()
+    assert driver.versions() == [0, 0]
+    assert [receipt.is_new for _, receipt in driver.published] == [False, False]
+
+
+def test_merge_with_an_empty_update_keeps_ranks_and_bytes() -> None:
+    first, second = Receipt(None), Receipt(None)
+    whole = merged(update(0, 1, first, step=4), update(1, 1, second))
+    assert isinstance(whole, Resolved)
+    assert (whole.ranks, whole.step, whole.receipts) == (RANKS, 4, (first, second))
+    encoded = merged(Encoded(whole, "banded", b"bytes"), update(1, 1))
+    assert isinstance(encoded, Encoded)
+    assert encoded.data == b"bytes"
+
+
+def test_codec_falls_back_to_what_can_carry_the_patch() -> None:
+    assert codec_for(update(0, 1), "banded") == "banded"
+    assert codec_for(update_of(merged(update(0, 1), update(1, 2))), "banded") == "gap"
+    assert codec_for(update_of(merged(update(0, 1), update(1, 2))), "plain") == "plain"
+    assert codec_for(Resolved(patch(0, 1, known=False), RANKS), "banded") == "plain"
+    assert codec_for(Resolved(patch(0, 1, known=False), RANKS), "gap") == "plain"
+
+
+def test_patch_that_does_not_begin_at_the_head_is_refused() -> None:
+    with pytest.raises(BaseError):
+        changes(update(5, 6), Position(3, digest(4)))
+
+
+# -- failures of the store ---------------------------------------------------------------------------------------------
+
+
+def sending(driver: Driver, value: int, stage: type) -> None:
+    """Publish a value and bring it to a stage."""
+    driver.publish(value)
+    driver.resolve()
+    driver.end_merge()
+    driver.begin_send()
+    while not isinstance(driver.in_send, stage):
+        driver.advance()
+
+
+def test_failed_upload_is_merged_with_what_was_published_meanwhile() -> None:
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    driver.fail()
+    driver.publish(2)
+    driver.work()
+    assert driver.versions() == [1, 1]
+    assert driver.channel[1].position.digest == digest(2)
+
+
+def test_failed_upload_alone_is_sent_again_as_the_same_bytes() -> None:
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    driver.fail()
+    driver.end_rest()
+    (again,) = driver.pipeline.begin_send()
+    assert isinstance(again, Encoded)
+
+
+def test_commit_that_was_tried_stays_as_it_is() -> None:
+    driver = Driver()
+    sending(driver, 1, Uploaded)
+    driver.advance(lost=True)
+    for value in (2, 3):
+        driver.publish(value)
+        driver.resolve()
+        driver.end_merge()
+    driver.work()
+    assert driver.versions() == [1, 2, 2]
+
+
+def test_retry_waits_for_scans_that_are_there_but_not_for_later_ones() -> None:
+    """Else a trainer that publishes without a pause would keep it waiting."""
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    driver.fail()
+    assert not driver.pipeline.can_send, "it rests"
+    driver.publish(2)
+    driver.publish(3)
+    driver.end_rest()
+    assert not driver.pipeline.can_send
+    for more in (True, False):
+        driver.resolve()
+        driver.end_merge()
+        assert driver.pipeline.can_send is not more
+        driver.publish(9)
+    driver.begin_send()
+    assert driver.in_send is not None
+    assert len(update_of(driver.in_send).receipts) == 3
+
+
+def test_only_the_first_failure_in_a_row_is_reported() -> None:
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    assert driver.fail()
+    driver.end_rest()
+    driver.begin_send()
+    assert not driver.fail()
+    driver.work()
+    sending(driver, 2, Encoded)
+    assert driver.fail()
+
+
+# -- flush -------------------------------------------------------------------------------------------------------------
+
+
+def test_flush_raises_a_failure_that_comes_after_it_began_and_hurries_the_retry() -> None:
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    driver.fail()
+    began = driver.pipeline.failures
+    assert not driver.pipeline.is_hurried
+    assert not driver.pipeline.is_flushed(began), "the failure before it does not count"
+    assert driver.pipeline.is_hurried
+    driver.end_rest()
+    driver.begin_send()
+    assert not driver.pipeline.is_hurried
+    driver.fail()
+    with pytest.raises(UnreachableError):
+        driver.pipeline.is_flushed(began)
+    driver.work()
+    assert driver.pipeline.is_flushed(began), "it was kept for another try"
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_failure_of_a_merge_reaches_every_receipt_but_that_of_a_commit_under_way() -> None:
+    driver = Driver()
+    sending(driver, 1, Uploaded)
+    driver.publish(2)
+    driver.resolve()
+    driver.end_merge()
+    driver.publish(3)
+    driver.resolve()
+    driver.pipeline.end(MemoryError())
+    driver.in_merge = None
+    assert driver.versions() == [type(None), MemoryError, MemoryError]
+    driver.advance()
+    assert driver.versions() == [1, MemoryError, MemoryError]
+    assert driver.pipeline.begin_send() == ()
+
+
+def test_upload_that_fails_after_the_end_is_told_why() -> None:
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    driver.pipeline.end(MemoryError())
+    driver.fail()
+    assert driver.versions() == [MemoryError]
+
+
+def test_ended_pipeline_raises_what_ended_it_and_remembers_that_it_was_heard() -> None:
+    driver = Driver()
+    sending(driver, 1, Uploaded)
+    driver.pipeline.sending_failed(MemoryError())
+    driver.in_send = None
+    assert not driver.pipeline.is_heard
+    with pytest.raises(MemoryError):
+        driver.pipeline.is_flushed(0)
+    assert driver.pipeline.is_heard
+    with pytest.raises(MemoryError):
+        driver.pipeline.add(Scanned(2, None, Receipt(None)))  # type: ignore[arg-type]
+
+
+def test_closing_sends_what_waits_while_the_store_works() -> None:
+    driver = Driver()
+    driver.publish(1)
+    driver.resolve()
+    driver.end_merge()
+    driver.pipeline.close(LOST)
+    with pytest.raises(UsageError, match="closed"):
+        driver.pipeline.refuse_over()
+    driver.begin_send()
+    while driver.in_send is not None:
+        driver.advance()
+    driver.begin_send()
+    assert driver.versions() == [1]
+    assert driver.pipeline.ended is None
+
+
+def test_closing_after_the_store_is_back_sends_what_waits() -> None:
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    driver.fail()
+    driver.work()
+    driver.publish(2)
+    driver.resolve()
+    driver.end_merge()
+    driver.close()
+    assert driver.versions() == [1, 2]
+
+
+def test_closing_after_a_failure_gives_up_what_is_left_and_says_so() -> None:
+    driver = Driver()
+    sending(driver, 1, Encoded)
+    driver.fail()
+    driver.publish(2)
+    driver.close()
+    assert driver.versions() == [StoreError, StoreError]
+    assert driver.pipeline.ended is LOST
+    assert driver.pipeline.is_heard, "the receipts have it"
+
+
+def test_few_scans_wait_to_be_resolved() -> None:
+    driver = Driver()
+    for value in range(AHEAD):
+        assert driver.pipeline.has_room
+        driver.publish(value)
+    assert not driver.pipeline.has_room
+    driver.resolve()
+    assert not driver.pipeline.has_room, "its changes are still held"
+    driver.end_merge()
+    assert driver.pipeline.has_room
