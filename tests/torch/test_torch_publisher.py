@@ -709,7 +709,7 @@ def test_a_model_of_another_table_is_refused(channel: MemoryStore) -> None:
     with wc.Publisher(channel, nn.Linear(4, 8)):
         pass
     for other in (nn.Linear(4, 9), nn.Linear(4, 8, bias=False), nn.Linear(4, 8, dtype=torch.bfloat16)):
-        with pytest.raises(UsageError, match="A channel has one table for ever"):
+        with pytest.raises(UsageError, match="A channel's table never changes"):
             wc.Publisher(channel, other)
 
 
