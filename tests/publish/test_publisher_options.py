@@ -49,7 +49,7 @@ def test_something_else_than_weights_is_refused_with_the_remedy(weights: Any) ->
     assert list(store.list("")) == []
 
 
-def model(seed: int, tensors: int = 160, elements: int = 1 << 15) -> wc.Arrays:
+def model(seed: int, tensors: int = 64, elements: int = 1 << 15) -> wc.Arrays:
     rng = np.random.default_rng(seed)
     return wc.Arrays({f"layer.{i:02}": rng.standard_normal(elements).astype(np.float32) for i in range(tensors)})
 
@@ -69,8 +69,8 @@ def test_opening_with_other_weights_than_the_heads_takes_two_copies_of_the_model
             assert publisher.publish().result(60).position.version == 2
     finally:
         tracemalloc.stop()
-    copies = peak / weights.table.nbytes
-    assert copies < 3, "copies of the model"
+    parts = 0 if known else 1  # a download holds a part of the file in memory, which is all of this small one
+    assert peak / weights.table.nbytes < 2.5 + parts
 
 
 def moved(weights: wc.Arrays, share: float) -> wc.Arrays:
