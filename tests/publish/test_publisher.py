@@ -110,9 +110,10 @@ def test_changes_undone_before_their_upload_commit_nothing(store: Store) -> None
     wc.init(store, model)
     start, slow = wc.Arrays.copy_of(model), ScriptedStore(store)
     with wc.Publisher(slow, model) as publisher:
-        held = slow.hang("put")
+        held = slow.hang("put", "deltas/")
         train(model, 1)
         first = publisher.publish(step=1)
+        assert held.reached.wait(60)
         middle = wc.Arrays.copy_of(model)
         # These two wait for the first, and are merged: there and back again.
         receipts = [publisher.publish(step=2, weights=start), publisher.publish(step=3, weights=middle)]
