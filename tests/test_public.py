@@ -144,7 +144,9 @@ def functions_of(name: str) -> Iterator[tuple[str, Any]]:
 
 
 def hints_of(function: Any) -> dict[str, Any]:
-    found = typing.get_type_hints(function, localns={"np": np, "torch": SimpleNamespace(nn=Anything, optim=Anything)})
+    found = typing.get_type_hints(
+        function, localns={"np": np, "torch": SimpleNamespace(nn=Anything, optim=Anything, dtype=object)}
+    )
     return {name: hint for name, hint in found.items() if not name.startswith("_")}
 
 
