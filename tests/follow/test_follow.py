@@ -109,7 +109,7 @@ def test_reader_delays_a_new_anchor_and_the_follower_reports_it(anchored: World)
         assert next(rounds) is None
         assert len(calls.calls) == fetched, "what was staged waits for the reader"
         assert [type(error) for error in told] == [BusyError, BusyError]
-        assert "reads the mirror's files" in str(told[0])
+        assert "a reader of the mirror's files" in str(told[0])
         assert same_bits(files, anchored.states[2])
         files.close()
         assert subscriber.position is not None

@@ -13,7 +13,7 @@ from weightcast.follow.replica import Replica, position_of
 from weightcast.format.diff import refuse_other_table
 
 _LOOK_FURTHER = 32
-"""Idle polls until the head is looked up anew: the next versions may have been collected, or the channel reset."""
+"""Idle polls until the head is looked up by listing: the next versions may be collected, or the channel reset."""
 
 
 class Finder:
@@ -49,18 +49,18 @@ class Finder:
         self._idle = 0
 
     def look_further(self) -> None:
-        """Look the head up anew at the next poll."""
+        """Look the head up by listing at the next poll."""
         self._idle = _LOOK_FURTHER
 
     def _head(self) -> Manifest | None:
         """The head; None if nothing is new, which takes one small request."""
         try:
             at = self.replica.version
-            return self.look_anew() if at is None or self._idle >= _LOOK_FURTHER else self._look_ahead(at)
+            return self.look_up() if at is None or self._idle >= _LOOK_FURTHER else self._look_ahead(at)
         except ChannelError:
             if not self._follow_reset():
                 raise
-            return self.look_anew()
+            return self.look_up()
 
     def _look_ahead(self, at: int) -> Manifest | None:
         following = self.chain.after(at)
@@ -71,7 +71,7 @@ class Finder:
         beyond = self.chain.after(at + 1)
         return following if beyond is None else self.chain.head(known=at + 2)
 
-    def look_anew(self) -> Manifest | None:
+    def look_up(self) -> Manifest | None:
         """The head, by listing; also find out which version the replica holds."""
         self._idle = 0
         if self.replica.fingerprint is None:

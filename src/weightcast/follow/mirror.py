@@ -207,7 +207,7 @@ class Mirror:
             self._place.unmark()
 
     def examine(self) -> bool:
-        """Open the files anew and read all bits again; False if they are not what was remembered."""
+        """Open the files again and read all bits; False if they are not what was remembered."""
         if self.fingerprint is None:
             self._release()
             self._recover()

@@ -4,7 +4,7 @@ FOLDER/*.safetensors, config.json, …    the checkpoint at the *folded* version
 FOLDER/.weightcast/position.json        which version that is, with the digest of every tensor
 FOLDER/.weightcast/log/                 staged patches that lead on from there: the redo log
 FOLDER/.weightcast/history/             patches that lead back over the last versions folded; a cache
-FOLDER/.weightcast/lock                 held shared by readers of the files, exclusively by whoever changes them
+FOLDER/.weightcast/lock                 held shared by readers of the files, exclusively while they change
 FOLDER/.weightcast/changing             there while the files change, or are wrong: they must not be loaded
 FOLDER/.weightcast/install.json         there while a new anchor's files (anchor/) and log (ahead/) are moved in
 FOLDER/.weightcast/staged, incoming     the next update while it is prepared; downloads can be resumed
@@ -101,7 +101,7 @@ class MirrorFolder:
             yield
 
     def _identity(self) -> bytes:
-        """Stands in the lock file, so that a copy of the folder by hard links is noticed."""
+        """Written to the lock file, so that a copy of the folder by hard links is noticed."""
         status = self.inner.stat()
         return f"{status.st_dev}:{status.st_ino}".encode()
 
@@ -125,7 +125,7 @@ class MirrorFolder:
         if self._is_exclusive:
             yield
             return
-        with locked(self._lock, patience=patience, holder="whoever reads the mirror's files"):
+        with locked(self._lock, patience=patience, holder="a reader of the mirror's files"):
             self._is_exclusive = True
             try:
                 yield

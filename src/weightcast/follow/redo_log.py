@@ -41,7 +41,7 @@ class Layer:
 def open_layer(path: Path, version: int, fingerprint: Fingerprint) -> Layer | None:
     """Open a patch of a log; None if it is damaged or does not lead on from ``version`` with this fingerprint.
 
-    The digests in its table are believed here: whoever writes it into files verifies the bits.
+    The digests in its table are not checked here: a fold verifies the bits before it writes them.
     """
     step = read_log_name(path.name)
     if step is None or step[0] != version:
@@ -87,7 +87,7 @@ class RedoLog:
         return (self._layers[-1].version, self._layers[-1].fingerprint) if self._layers else None
 
     def open(self, version: int, fingerprint: Fingerprint, *, discard_rest: bool = True) -> None:
-        """Open, in order, the patches that lead on from there; delete the others unless told not to."""
+        """Open, in order, the patches that lead on from there; delete the others if ``discard_rest``."""
         for path in sorted(self.folder.glob("*")):
             if not self._add(path, *(self.end or (version, fingerprint))) and discard_rest:
                 discard(path)

@@ -257,7 +257,7 @@ class Subscriber:
             return
         self._examined = True
         if self._finder.is_elsewhere():
-            self._finder.look_anew()
+            self._finder.look_up()
             self._bad.clear()
 
     # -- apply ---------------------------------------------------------------------------------------------------------
