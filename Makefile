@@ -80,9 +80,11 @@ coverage: setup
 	@echo "== tests with branch coverage: slower than without"
 	mkdir -p build/coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadgroup
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+	@for package in format channel follow publish; do \
+		echo "$$package: $$($(BIN)/coverage report --include="*/weightcast/$$package/*" --format=total) %"; done
 
 wheel: setup
 	$(BIN)/python -m build --outdir dist
