@@ -1,0 +1,36 @@
+"""The tests' own order: folders that mirror the packages, files that can be read, and no test that imports another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import weightcast
+
+TESTS = Path(__file__).parent
+SOURCE = Path(weightcast.__file__).parent
+BESIDE = {"docs", "faults", "support", "vectors", "vllm"}
+"""Folders of tests that mirror no package: tests/support/README.md and CONTRIBUTING.md say what they hold."""
+LONG = {"simple_reader.py", "make.py"}
+"""One page of SPEC each, read in its order."""
+
+
+def test_every_folder_mirrors_a_package() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders <= packages | BESIDE
+
+
+def test_no_file_is_over_500_lines() -> None:
+    sizes = {path.relative_to(TESTS): len(path.read_text().splitlines()) for path in TESTS.rglob("*.py")}
+    assert not {str(path): size for path, size in sizes.items() if size > 500 and path.name not in LONG}
+
+
+def test_no_test_module_imports_another() -> None:
+    importing = re.compile(r"^\s*(from|import)\s+(tests\.)?(\w+\.)*test_\w+", re.MULTILINE)
+    assert [str(path) for path in TESTS.rglob("*.py") if importing.search(path.read_text())] == []
+
+
+def test_every_helper_is_in_the_readme() -> None:
+    described = (TESTS / "support" / "README.md").read_text()
+    assert [path.name for path in (TESTS / "support").glob("*.py") if f"`{path.name}`" not in described] == []
