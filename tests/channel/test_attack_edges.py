@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from channels import channel_of, small_model, train
+from scripted_store import ScriptedStore
 from typer.testing import CliRunner
 
 import weightcast as wc
@@ -77,48 +78,24 @@ def test_file_name_that_readers_refuse_is_refused(tmp_path: Path) -> None:
 # -- commits -----------------------------------------------------------------------------------------------------------
 
 
-class Careless(MemoryStore):
-    """Create overwrites, and one deletion fails."""
-
-    fails = False
-
-    def create(self, key: str, data: Any) -> bool:
-        self.put(key, data)
-        return True
-
-    def delete(self, key: str) -> None:
-        if self.fails and key.startswith(MANIFESTS):
-            self.fails = False
-            raise UnreachableError("no answer", url=self.url, key=key)
-        super().delete(key)
-
-
 def test_loser_whose_withdrawal_failed_withdraws_when_it_tries_again() -> None:
-    store = Careless("careless")
+    store = ScriptedStore()
+    store.overwrite()
     channel_of(store, 1)
     chain = Chain.open(store)
     manifest = chain.manifest(1)
     ours = chain.draft(Position(2, "1" * 64), manifest.position, manifest.object, "gap", 1, 2, "loser")
     other = manifest_key(2, "winner")
 
-    class Racing(Careless):
-        """The winner's commit appears between the loser's two looks."""
-
-        def put(self, key: str, data: Any) -> None:
-            super().put(key, data)
-            if "-loser-" in key:
-                super().put(other, b"{}")
-
-    racing = Racing("racing")
-    for listed in store.list(""):
-        racing.put(listed.key, store.get(listed.key))
-    losing = Chain.open(racing)
-    racing.fails = True
+    # The winner's commit appears between the loser's two listings, and the loser cannot withdraw at once.
+    store.after("put", lambda key: "-loser-" in key, lambda _: store.put(other, b"{}"))
+    store.fail("delete", MANIFESTS, times=1)
+    losing = Chain.open(store)
     with pytest.raises(UnreachableError):
         losing._commit_listed(ours, b"{}", "lost")
     with pytest.raises(ConflictError):
         losing._commit_listed(ours, b"{}", "lost")
-    assert [listed.key for listed in racing.list(f"{MANIFESTS}000000000002")] == [other]
+    assert [listed.key for listed in store.list(f"{MANIFESTS}000000000002")] == [other]
 
 
 def test_create_is_not_fooled_by_another_link_of_its_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

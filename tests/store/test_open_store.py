@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scripted_store import Request, ScriptedStore
 
 from weightcast.errors import MissingError, UnreachableError, UsageError
 from weightcast.store import open_store
-from weightcast.store.base import Data, Listed, Store
+from weightcast.store.base import Store
 from weightcast.store.contract import StoreContract
 from weightcast.store.file import FileStore
 from weightcast.store.memory import MemoryStore
@@ -48,21 +49,24 @@ class TestPatientFile(StoreContract):
         return Patient(FileStore(tmp_path_factory.mktemp("store")))
 
 
-class Overwriting(MemoryStore):
-    """A server that takes the condition for a wish, as some do."""
+def overwriting() -> ScriptedStore:
+    """A server that ignores the condition, as some do."""
+    store = ScriptedStore()
+    store.overwrite()
+    return store
 
-    def create(self, key: str, data: Data) -> bool:
-        self.put(key, data)
-        return True
 
+def lying() -> ScriptedStore:
+    """One that gives the right answer and overwrites all the same."""
+    store = ScriptedStore()
 
-class LyingOverwriting(MemoryStore):
-    """One that says the right thing and does the wrong one."""
-
-    def create(self, key: str, data: Data) -> bool:
-        there = bool(list(self.list(key)))
-        self.put(key, data)
+    def create(request: Request, proceed: Callable[[], bool]) -> bool:
+        there = bool(store.keys(request.key))
+        store.put(request.key, request.data)
         return not there
+
+    store.on("create", "", create)
+    return store
 
 
 class TestOverwriting(StoreContract):
@@ -70,12 +74,10 @@ class TestOverwriting(StoreContract):
 
     @pytest.fixture
     def store(self) -> Store:
-        return Overwriting()
+        return overwriting()
 
 
-@pytest.mark.parametrize(
-    ("store", "expected"), [(MemoryStore(), True), (Overwriting(), False), (LyingOverwriting(), False)]
-)
+@pytest.mark.parametrize(("store", "expected"), [(MemoryStore(), True), (overwriting(), False), (lying(), False)])
 def test_the_probe_finds_out_who_overwrites_and_leaves_nothing(store: Store, expected: bool) -> None:
     assert honours_create(store) is expected
     assert list(store.list("")) == []
@@ -83,37 +85,22 @@ def test_the_probe_finds_out_who_overwrites_and_leaves_nothing(store: Store, exp
 
 def test_the_probe_is_not_fooled_by_a_create_that_was_retried() -> None:
     """The first attempt succeeded but its answer was lost, and the second met the first one's object."""
-
-    class Forgetful(MemoryStore):
-        lost = False
-
-        def create(self, key: str, data: Data) -> bool:
-            made = super().create(key, data)
-            if not self.lost:
-                self.lost = True
-                raise UnreachableError("lost", url=self.url, key=key)
-            return made
-
-    assert honours_create(Patient(Forgetful(), sleep=lambda seconds: None))
+    store = ScriptedStore()
+    store.fail("create", lost=True, times=1)
+    assert honours_create(Patient(store, sleep=lambda seconds: None))
 
 
 def test_the_clock_is_the_stores_own() -> None:
-    class Elsewhere(MemoryStore):
-        def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-            return (Listed(listed.key, listed.size, 12345.0) for listed in super().list(prefix, after))
-
-    store = Elsewhere()
+    store = ScriptedStore(now=12345.0)
     assert clock(store) == 12345.0
     assert list(store.list(PROBES)) == []
 
 
 def test_the_clock_of_a_store_that_does_not_list_what_it_holds() -> None:
-    class Blind(MemoryStore):
-        def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-            return iter(())
-
+    store = ScriptedStore()
+    store.answer("list", "", lambda found: [])
     with pytest.raises(UnreachableError, match="not listed"):
-        clock(Blind())
+        clock(store)
 
 
 def test_a_name_in_memory_means_the_same_store_to_all() -> None:

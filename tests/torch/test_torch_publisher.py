@@ -13,13 +13,14 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from scripted_store import ScriptedStore
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import weightcast as wc  # noqa: E402
-from weightcast.errors import UnreachableError, UsageError  # noqa: E402
+from weightcast.errors import UsageError  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
 from weightcast.torch import TorchTarget  # noqa: E402
 
@@ -474,32 +475,19 @@ def test_an_edit_behind_torchs_back_before_a_step_is_sent_whole_with_it(caplog: 
 def test_averaged_weights_swapped_in_and_out_while_an_upload_is_under_way() -> None:
     """The merged patch brings a whole tensor that is what it was."""
     model, channel = small(torch.bfloat16), store()
-    failing = Failing(channel)
+    failing = ScriptedStore(channel)
     optimizer = adam(model)
     with wc.Publisher(failing, model, optimizer=optimizer) as publisher:
-        failing.broken = True
+        broken = failing.fail("put", "deltas/")
         own = model.up.bias.detach().clone()
         for value in (torch.full_like(own, 7), own):
             with torch.no_grad():
                 model.up.bias.copy_(value)
             publisher.publish()
-        failing.broken = False
+        broken.end()
     with Following(channel) as follower:
         follower.catch_up()
         same(model, follower.model)
-
-
-class Failing(MemoryStore):
-    """A store that can be switched off, with the objects of another."""
-
-    def __init__(self, inner: MemoryStore):
-        super().__init__(inner.url)
-        self.__dict__ = inner.__dict__ | {"broken": False}
-
-    def put(self, key: str, data: object) -> None:
-        if self.broken and key.startswith("deltas/"):
-            raise UnreachableError("no answer", url=self.url)
-        super().put(key, data)
 
 
 @pytest.mark.parametrize("detect", DETECTORS)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scripted_store import ScriptedStore
 from typer.testing import CliRunner
 
 import weightcast as wc
@@ -58,25 +59,6 @@ def checkpoint(value: float) -> dict[str, Path]:
     save(weights(value), folder)
     (folder / "config.json").write_text("{}")
     return {path.name: path for path in folder.iterdir()}
-
-
-class Aging(MemoryStore):
-    """Objects can be made old, and something can happen right before a listing or a delete."""
-
-    def __init__(self) -> None:
-        super().__init__("aging")
-        self.before_delete: Callable[[str], None] = lambda key: None
-
-    def age(self, seconds: float) -> None:
-        for key, (content, when) in self._objects.items():
-            self._objects[key] = content, when - seconds
-
-    def delete(self, key: str) -> None:
-        self.before_delete(key)
-        super().delete(key)
-
-    def keys(self, prefix: str = "") -> set[str]:
-        return {key for key in self._objects if key.startswith(prefix)}
 
 
 def gc(url: Path, *options: str) -> tuple[dict, str, str]:
@@ -173,7 +155,7 @@ def test_a_whole_channel_has_no_damage(tmp_path: Path) -> None:
 # -- what gets younger -------------------------------------------------------------------------------------------------
 
 
-def abandoned(store: Aging) -> tuple[Chain, Position, dict[str, Path], str]:
+def abandoned(store: ScriptedStore) -> tuple[Chain, Position, dict[str, Path], str]:
     """An anchor's upload that was killed before its record, days ago."""
     chain = channel(store, 1, anchor=False)
     head = chain.head()
@@ -198,14 +180,14 @@ def at_the_end_of_stock_taking(monkeypatch: pytest.MonkeyPatch, action: Callable
 
 
 def test_an_abandoned_upload_goes() -> None:
-    store = Aging()
+    store = ScriptedStore()
     chain, _, files, folder = abandoned(store)
     assert set(collect(chain, Retention()).objects) == {folder + name for name in files}
     assert not store.keys(folder)
 
 
 def test_an_upload_that_is_finished_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Aging()
+    store = ScriptedStore()
     chain, position, files, folder = abandoned(store)
     at_the_end_of_stock_taking(monkeypatch, lambda: chain.put_anchor(position, files))
     assert collect(chain, Retention()).objects == ()
@@ -214,14 +196,14 @@ def test_an_upload_that_is_finished_meanwhile_stays(monkeypatch: pytest.MonkeyPa
 
 def test_an_anchor_that_got_its_record_stays_though_its_files_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an uploader leaves it that trusts files of any age; the record's own age does not matter either."""
-    store = Aging()
+    store = ScriptedStore()
     chain, position, files, folder = abandoned(store)
 
     def finish() -> None:
-        young = {key: when for key, (_, when) in store._objects.items()}
+        young = {listed.key: listed.modified for listed in store.list("")}
         chain.put_anchor(position, files)
         for key in store.keys(folder):
-            store._objects[key] = store._objects[key][0], young.get(key, time.time() - 2 * DAY)
+            store.times[key] = young.get(key, time.time() - 2 * DAY)
 
     at_the_end_of_stock_taking(monkeypatch, finish)
     assert collect(chain, Retention()).objects == ()
@@ -229,7 +211,7 @@ def test_an_anchor_that_got_its_record_stays_though_its_files_are_old(monkeypatc
 
 
 def test_an_upload_that_goes_on_meanwhile_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Aging()
+    store = ScriptedStore()
     chain, _, files, folder = abandoned(store)
     at_the_end_of_stock_taking(monkeypatch, lambda: store.put(folder + "config.json", files["config.json"]))
     assert collect(chain, Retention()).objects == ()
@@ -238,7 +220,7 @@ def test_an_upload_that_goes_on_meanwhile_stays_whole(monkeypatch: pytest.Monkey
 
 def test_each_folder_is_looked_at_right_before_it_goes() -> None:
     """While one abandoned upload is deleted, another goes on."""
-    store = Aging()
+    store = ScriptedStore()
     chain, position, files, first = abandoned(store)
     second = anchor_folder(position, "f" * 64)
     for name, path in files.items():
@@ -246,11 +228,7 @@ def test_each_folder_is_looked_at_right_before_it_goes() -> None:
     store.age(3 * DAY)
     early, late = sorted((first, second))
 
-    def go_on(key: str) -> None:
-        if key.startswith(early):
-            store.put(late + "config.json", b"{}")
-
-    store.before_delete = go_on
+    store.before("delete", early, lambda _: store.put(late + "config.json", b"{}"))
     gone = collect(chain, Retention()).objects
     assert all(key.startswith(early) for key in gone)
     assert len(gone) == len(files)
@@ -258,7 +236,7 @@ def test_each_folder_is_looked_at_right_before_it_goes() -> None:
 
 
 def test_a_replica_that_speaks_again_keeps_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Aging()
+    store = ScriptedStore()
     chain = channel(store, 1, anchor=False)
     word = Heartbeat("rack-1", Position(0, "0" * 64), 1.0)
     put_heartbeat(chain, word)

@@ -13,6 +13,7 @@ import hub
 import pytest
 from cases import write_folder
 from channels import channel_of, small_model, train
+from scripted_store import ScriptedStore
 from typer.testing import CliRunner
 
 import weightcast as wc
@@ -23,7 +24,6 @@ from weightcast.cli import app
 from weightcast.errors import AccessError, SpaceError, StoreError, UnreachableError
 from weightcast.store import open_store
 from weightcast.store.base import Store
-from weightcast.store.memory import MemoryStore
 from weightcast.upkeep.squash import squash
 from weightcast.upkeep.verify import Finding, changed_companions, verify, verify_deep
 
@@ -47,21 +47,6 @@ def said(*arguments: str | Path, code: int = 0) -> str:
 # -- objects that cannot be read ---------------------------------------------------------------------------------------
 
 
-class Broken(MemoryStore):
-    """Some objects cannot be read."""
-
-    def __init__(self) -> None:
-        super().__init__("broken")
-        self.broken: dict[str, Callable[[str], Exception]] = {}
-        self.asked: list[str] = []
-
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self.asked.append(key)
-        if key in self.broken:
-            raise self.broken[key](key)
-        return super().get(key, start, length)
-
-
 def refused(key: str) -> Exception:
     return AccessError("these credentials may not read that", url="memory://broken", key=key)
 
@@ -79,8 +64,8 @@ def unread(key: str) -> Exception:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Broken:
-    made = Broken()
+def store(tmp_path: Path) -> ScriptedStore:
+    made = ScriptedStore()
     channel_of(made, 9)
     list(squash(Chain.open(made), tmp_path / "scratch", levels=(2, 8)))
     return made
@@ -105,63 +90,65 @@ def findings(store: Store, scratch: Path) -> dict[str, str]:
     ],
 )
 def test_what_cannot_be_read_is_listed_and_the_rest_is_checked(
-    store: Broken, tmp_path: Path, prefixes: tuple[str, ...], error: Callable[[str], Exception]
+    store: ScriptedStore, tmp_path: Path, prefixes: tuple[str, ...], error: Callable[[str], Exception]
 ) -> None:
     keys = {key_of(store, prefix) for prefix in prefixes}
-    store.broken = dict.fromkeys(keys, error)
+    for key in keys:
+        store.fail("get", key, error(key))
     found = findings(store, tmp_path / "walk")
     assert found.keys() - {DELTAS} == keys, "each of them, and nothing else"
     others = {listed.key for kind in (DELTAS, SQUASHES) for listed in store.list(kind)} - keys
-    assert others - set(store.asked) == set(), "all others were read"
+    assert others - set(store.asked("get")) == set(), "all others were read"
 
 
-def test_damage_behind_what_cannot_be_read_is_found(store: Broken, tmp_path: Path) -> None:
+def test_damage_behind_what_cannot_be_read_is_found(store: ScriptedStore, tmp_path: Path) -> None:
     unread_key, damaged = key_of(store, f"{DELTAS}000000000003"), key_of(store, f"{DELTAS}000000000006")
-    store.broken = {unread_key: refused}
+    store.fail("get", unread_key, AccessError)
     data = store.get(damaged)
     store.put(damaged, data[:-1] + bytes([data[-1] ^ 1]))
     assert {unread_key, damaged} <= findings(store, tmp_path / "walk").keys()
 
 
-def test_what_cannot_be_read_is_not_fetched_again_for_every_version_behind_it(store: Broken, tmp_path: Path) -> None:
+def test_unreadable_object_is_not_fetched_again_for_every_later_version(store: ScriptedStore, tmp_path: Path) -> None:
     for listed in list(store.list(SQUASHES)):
         store.delete(listed.key)
     key = key_of(store, f"{DELTAS}000000000002")
-    store.broken = {key: refused}
-    store.asked.clear()
+    store.fail("get", key, AccessError)
+    store.calls.clear()
     found = findings(store, tmp_path / "walk")
     assert found[DELTAS] == "7 deltas could not be tried: their base cannot be reached"
-    assert store.asked.count(key) <= 2
+    assert store.count("get", key) <= 2
 
 
-def test_squashes_that_cannot_be_tried_are_counted(store: Broken, tmp_path: Path) -> None:
+def test_squashes_that_cannot_be_tried_are_counted(store: ScriptedStore, tmp_path: Path) -> None:
     for prefix in (
         f"{DELTAS}000000000001",
         f"{SQUASHES}000000000000-000000000002",
         f"{SQUASHES}000000000000-000000000008",
     ):
-        store.broken[key_of(store, prefix)] = refused
+        store.fail("get", key_of(store, prefix), AccessError)
     found = findings(store, tmp_path / "walk")
     assert found[SQUASHES] == "3 squashes could not be tried: their base cannot be reached"
 
 
-def test_a_store_that_answers_no_more_is_not_asked_for_every_object(store: Broken, tmp_path: Path) -> None:
-    store.broken = {listed.key: unreachable for kind in (DELTAS, SQUASHES) for listed in store.list(kind)}
-    store.asked.clear()
+def test_a_store_that_answers_no_more_is_not_asked_for_every_object(store: ScriptedStore, tmp_path: Path) -> None:
+    store.fail("get", (DELTAS, SQUASHES))
+    store.calls.clear()
     with pytest.raises(UnreachableError):
         findings(store, tmp_path / "walk")
-    assert len([key for key in store.asked if key.startswith((DELTAS, SQUASHES))]) < 10
+    assert store.count("get", (DELTAS, SQUASHES)) < 10
 
 
-def test_a_full_disk_is_no_finding(store: Broken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_finding(store: ScriptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(SpaceError):
         findings(store, tmp_path / "walk")
 
 
-def test_a_manifest_that_cannot_be_read_hides_no_other(store: Broken) -> None:
-    store.broken = {"manifests/000000000003.json": unreachable, "manifests/000000000006.json": refused}
+def test_a_manifest_that_cannot_be_read_hides_no_other(store: ScriptedStore) -> None:
+    for key, error in (("manifests/000000000003.json", unreachable), ("manifests/000000000006.json", refused)):
+        store.fail("get", key, error(key))
     assert [(finding.key, finding.problem) for finding in verify(Chain.open(store))] == [
         ("manifests/000000000003.json", "no answer in time"),
         ("manifests/000000000006.json", "these credentials may not read that"),
