@@ -1,4 +1,4 @@
-"""Tensors of a model that kernels take together, and what a kernel set must be able to do with them."""
+"""Batches: tensors of a model that one kernel launch works on, and what a set of kernels must be able to do."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from weightcast.format.spec import TensorSpec
 from weightcast.format.tensors import Bits
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of an element's size. Signed ones, which torch can do more with; the bits are the same."""
+"""Integers of an element's size. Signed, since torch supports more operations on those; the bits are the same."""
 
 _CHUNK = 1 << 26
-"""Elements of a copy that lie together: what an allocator finds room for among freed activations."""
+"""Most elements of a copy in one allocation: an allocator finds room for this among freed activations."""
 
 _ALIGNMENT = 16
 
 
 @dataclass(eq=False)
 class Slot:
-    """A tensor of the table, and where it is: in a contiguous ``source``, perhaps as float32 that is to be rounded."""
+    """A tensor of the table and its memory: part of a contiguous ``source``, perhaps as float32 that is rounded."""
 
     spec: TensorSpec
     source: torch.Tensor
@@ -47,7 +47,7 @@ class Slot:
 
 
 class Batch:
-    """Slots on one device, of one wire dtype, all or none of them rounded on the way."""
+    """Slots on one device and of one wire dtype; all or none of them are rounded."""
 
     def __init__(self, slots: Sequence[Slot]):
         first = slots[0]
@@ -85,7 +85,7 @@ class Batch:
 
 
 def batches_of(slots: Sequence[Slot], most: int | None = None) -> list[Batch]:
-    """Slots that go together; at most so many elements in a batch of several."""
+    """Slots in batches; a batch of several slots has at most ``most`` elements."""
     alike: dict[tuple[object, ...], list[Slot]] = {}
     for slot in slots:
         alike.setdefault((slot.source.device, slot.spec.dtype, slot.narrow), []).append(slot)
@@ -125,13 +125,13 @@ class Copied:
 
 @dataclass(eq=False)
 class Ledger:
-    """The digests of a batch's tensors as delivered, in the order of deliveries."""
+    """The digests of a batch's tensors as of the last delivery."""
 
     digests: npt.NDArray[np.uint64]
 
 
 class Gains(Protocol):
-    """What each tensor's digest gains, on its way to this side: small, and may be kept for long."""
+    """What each tensor's digest gains, on its way to the host: small, and may be kept for long."""
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Wait for it: one array of 64-bit integers."""
@@ -139,20 +139,20 @@ class Gains(Protocol):
 
 
 class Delivered(Protocol):
-    """What changed in a batch, on its way to this side."""
+    """What changed in a batch, on its way to the host."""
 
     @property
     def gains(self) -> Gains: ...
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
-        """Wait, then give the tensors that changed. Some are ``replaced``: by all their bits and their digest."""
+        """Wait, then yield the tensors that changed. Some are ``replaced``: by all their bits and their digest."""
         ...
 
 
 def change_of(
     spec: TensorSpec, indices: Indices, was: Bits, now: Bits, gain: int, ranks: Ranks | None
 ) -> Change | None:
-    """What changed in a tensor; an edit behind the optimizer's back may have undone some or all of it."""
+    """What changed in a tensor; an edit that bypassed the optimizer may have undone some or all of it."""
     kept = was != now
     if not kept.any():
         return None
@@ -169,7 +169,7 @@ def log_edits(names: Sequence[str]) -> None:
 
 
 def replacement(spec: TensorSpec, bits: Bits, digest: int) -> Change:
-    """All of a tensor, whatever was there."""
+    """All of a tensor, whatever its bits were."""
     return Change(spec, np.arange(spec.elements), None, bits, digest, None)
 
 
@@ -177,14 +177,14 @@ F = TypeVar("F")
 
 
 class Kernels(Protocol, Generic[F]):
-    """The work on a batch. ``F`` is a kernel set's own form of *flips*: places, and the bits that were there."""
+    """The work on a batch. ``F`` is a kernel set's own form of *flips*: indices, and the bits that were there."""
 
     def take(self, batch: Batch) -> Copied:
         """Copy a batch's wire bits."""
         ...
 
     def differ(self, batch: Batch, old: Copied) -> F:
-        """Where the batch is no longer as it was."""
+        """Where the batch differs from an older copy."""
         ...
 
     def count(self, flips: F) -> int: ...
@@ -196,15 +196,15 @@ class Kernels(Protocol, Generic[F]):
     def deliver(
         self, batch: Batch, flips: F, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
     ) -> Delivered:
-        """Read the bits that are there now, rank, and send it all to this side.
+        """Read the bits that are there now, rank them, and send everything to the host.
 
-        A ``shadow`` holds what was there everywhere, and is brought up to now. With a ``ledger`` a kernel set may check
-        behind that what was there is what was delivered before.
+        A ``shadow`` holds all of the old bits, and is brought up to date. With a ``ledger`` a kernel set may check in
+        the background that the old bits are those that were delivered before.
         """
         ...
 
     def rest(self, batch: Batch) -> None:
-        """Let go of what is held on the device only to be quick."""
+        """Free what is held on the device only for speed."""
         ...
 
     def digests(self, batch: Batch) -> torch.Tensor:

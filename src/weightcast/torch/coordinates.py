@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint are in a live model: the names, shapes and dtypes that `save_pretrained` writes.
+"""Coordinates: where the tensors of a checkpoint, as `save_pretrained` writes them, are in a live model.
 
 transformers fuses, splits and renames weights between checkpoint and model. Its own code for saving runs here on
 *stand-ins*: meta tensors, each with a storage of its own. What comes out in a stand-in's storage is a view of that
@@ -49,7 +49,7 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     }
     | ({torch.float8_e8m0fnu: "F8_E8M0"} if hasattr(torch, "float8_e8m0fnu") else {})
 )
-"""The safetensors names of torch's dtypes; packed dtypes are missing, as their shapes count otherwise there."""
+"""The safetensors names of torch's dtypes; packed dtypes are missing, since their shapes count differently there."""
 
 _log = logging.getLogger("weightcast")
 
@@ -72,13 +72,13 @@ class Piece:
         return self.source.dtype
 
     def view(self) -> torch.Tensor:
-        """The tensor in the source's memory, wherever that is now; detached, contiguous, nothing is copied."""
+        """The tensor in the source's current memory; detached, contiguous, not copied."""
         return self.source.detach().view(-1).narrow(0, self.offset, prod(self.shape)).view(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A tensor of the checkpoint that is no such part: transformers computes it from its sources."""
+    """A tensor of the checkpoint that is not such a part: transformers computes it from its sources."""
 
     name: str
     sources: tuple[torch.Tensor, ...]
@@ -87,13 +87,13 @@ class Made:
     _conversion: _Conversion = field(repr=False)
 
     def tensor(self) -> torch.Tensor:
-        """The tensor from the sources' values now; detached, contiguous."""
+        """The tensor from the sources' current values; detached, contiguous."""
         return self._conversion.tensors()[self.name].contiguous()
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """Every tensor of a model's checkpoint, in one of the two ways, sorted by the bytes of the names."""
+class Coordinates:
+    """Every tensor of a model's checkpoint, as a piece or made, sorted by the bytes of the names."""
 
     pieces: tuple[Piece, ...]
     made: tuple[Made, ...]
@@ -103,7 +103,7 @@ class Layout:
     """The model without its wrappers."""
 
 
-def layout_of(model: nn.Module) -> Layout:
+def coordinates_of(model: nn.Module) -> Coordinates:
     """Find all tensors of the checkpoint of ``model``; `UsageError` if it has some that cannot be found or saved."""
     model = unwrapped(model)
     _refuse_adapters_and_shards(model)
@@ -118,7 +118,7 @@ def layout_of(model: nn.Module) -> Layout:
         pieces = [Piece(name, live[name], 0, tuple(live[name].shape)) for name in live.keys() - aliases.keys()]
         made = []
     _announce(tensor.name for tensor in made)
-    return Layout(tuple(sorted(pieces, key=_by_name)), tuple(sorted(made, key=_by_name)), aliases, model)
+    return Coordinates(tuple(sorted(pieces, key=_by_name)), tuple(sorted(made, key=_by_name)), aliases, model)
 
 
 def _by_name(tensor: Piece | Made) -> bytes:
@@ -131,7 +131,7 @@ def _announce(names: Iterable[str]) -> None:
         alike[re.sub(r"\d+", "*", name)].append(name)
     for first, *others in alike.values():
         which = f"{first} and {len(others)} more of its kind" if others else first
-        _log.info("no part of a parameter, made anew for each version: %s", which)
+        _log.info("not part of a parameter, computed again for each version: %s", which)
 
 
 # Wrappers
@@ -152,7 +152,7 @@ def _inside(module: nn.Module) -> nn.Module | None:
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """The model as if nothing inside it were wrapped: the same tensors by the names they have without wrappers.
+    """The model as if nothing inside it were wrapped: the same tensors under their names without wrappers.
 
     transformers looks modules up by name, so it is given such a model and not just other names.
     """
@@ -207,7 +207,7 @@ def _live_tensors(model: nn.Module) -> Tensors:
     for name, tensor in live.items():
         if id(tensor) not in own:
             hint = "weightcast follows parameters and buffers; take other state out of state_dict()."
-            raise UsageError("state_dict() makes this, it is no parameter or buffer", tensor=name, hint=hint)
+            raise UsageError("an entry of state_dict() is no parameter or buffer", tensor=name, hint=hint)
         _refuse_unfit(name, tensor)
     return live
 
@@ -229,7 +229,7 @@ def _refuse_unfit(name: str, tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous():
         raise unfit(
             "the tensor is not contiguous",
-            "Make it so before the optimizer is made: parameter.data = parameter.data.contiguous().",
+            "Make it contiguous before creating the optimizer: parameter.data = parameter.data.contiguous().",
         )
 
 
@@ -273,13 +273,13 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _is_pretrained(model: nn.Module) -> bool:
-    """Without an import: who has such a model has transformers loaded."""
+    """Without an import: if there is such a model, transformers is loaded."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
 def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
-    """Those tensors that `save_pretrained` keeps: none that the class ignores, each tied one once."""
+    """The tensors that `save_pretrained` keeps: none that the class ignores, each tied one once."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
     ignored = model._keys_to_ignore_on_save or ()
@@ -299,7 +299,7 @@ def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
 
 
 class _Uncopied(TorchFunctionMode):
-    """Leaves out copies into contiguous memory.
+    """Skips copies into contiguous memory.
 
     A part of a fused tensor is made contiguous before it is cut further; what remains may well lie in one piece in
     the source.
@@ -316,11 +316,11 @@ class _Uncopied(TorchFunctionMode):
 
 
 class _Traced(TorchFunctionMode):
-    """Notes from which stand-ins the storages of all results come."""
+    """Records from which stand-ins the storages of all results come."""
 
     def __init__(self, stand_ins: Tensors):
         super().__init__()
-        self._kept = list(stand_ins.values())  # an address says who a storage is only as long as none is freed
+        self._kept = list(stand_ins.values())  # an address identifies a storage only as long as none is freed
         self._sources = {_storage(tensor): {name} for name, tensor in stand_ins.items()}
 
     def __torch_function__(
@@ -347,7 +347,7 @@ def _tensors_in(values: Any) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Conversion:
-    """What transformers makes of some tensors of a model, and of stand-ins for others it wants to see beside them."""
+    """What transformers makes of some tensors of a model, and of stand-ins for others that it needs to see."""
 
     model: nn.Module
     sources: Tensors
@@ -374,7 +374,7 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
         try:
             saved = _Conversion(model, stand_ins, {}).tensors()
         except Exception as error:
-            problem = f"transformers does not get from this model to its checkpoint: {error}"
+            problem = f"transformers cannot convert this model to its checkpoint: {error}"
             raise UsageError(problem, hint="Does model.save_pretrained() work?") from error
     owners = {_storage(stand_in): name for name, stand_in in stand_ins.items()}
     pieces: list[Piece] = []
@@ -398,9 +398,9 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
 def _conversion_from(
     model: nn.Module, names: Sequence[str], live: Tensors, stand_ins: Tensors, wanted: Tensors
 ) -> _Conversion:
-    """The conversion of the ``names`` alone, if that comes to the same; else with stand-ins for all the others.
+    """The conversion of the ``names`` alone, if its result is the same; else with stand-ins for all the others.
 
-    Names can depend on other names, and some operations want to see tensors that they do not use.
+    Names can depend on other names, and some operations need tensors that they do not use.
     """
     sources = {name: live[name] for name in names}
     try:

@@ -1,8 +1,8 @@
-"""Detectors for models: three ways to know what was there before, one way to say what changed.
+"""Detectors for models: three ways to remember the old bits, all of which find the same changes.
 
-`transient` (the default with an optimizer) copies the wire bits just before each optimizer step and drops them just
-behind it, while activations are gone; what flipped goes into a journal: places, and the bits of the last look. `device`
-keeps a copy beside the model, `host` one in pinned memory on this side. All three find the same changes.
+`transient` (the default with an optimizer) copies the wire bits right before each optimizer step and drops the copy
+right after it, while no activations are held; what flipped goes into a journal: indices, and the bits of the last scan.
+`device` keeps a copy beside the model, `host` keeps one in pinned memory of the host.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from weightcast.torch.batch import (
 )
 from weightcast.torch.kernels.host import Here
 from weightcast.torch.model import LiveModel
-from weightcast.torch.transit import Pinned, Transit
+from weightcast.torch.transit import PinnedCopy, Transit
 
 _CHECK_EVERY = 50
-"""Publishes on a CPU from one digest of the live model to the next; on a device each one takes it."""
+"""On a CPU the live model is digested at every so many publishes; on a device at each one."""
 
 _OWED = 64
-"""Gains that may be on their way: those of that many looks before are long here."""
+"""Deliveries whose gains may be on their way; older ones have long arrived."""
 
 _HOST_BATCH = 1 << 26
-"""Elements of a shadow that are brought back to the device at a time."""
+"""Elements of a host copy that are brought to the device at a time."""
 
 
 def watch(
@@ -58,26 +58,26 @@ def watch(
     ranked: bool,
     workers: Workers,
 ) -> Detector:
-    """The detector that was asked for; ``table`` is the channel's, if there is one."""
+    """The detector for a model; ``table`` is the channel's, if there is one."""
     given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
     optimizers = [_innermost(one) for one in given]
     detect = detect or ("transient" if optimizers else "device")
     live = LiveModel(model, dtype, table, workers)
     if detect != "transient":
-        return Standing(live, detect == "host", ranked)
+        return Resident(live, detect == "host", ranked)
     if not optimizers:
-        raise UsageError('"transient" needs the optimizer', hint="Pass optimizer=…, or detect='device'.")
+        raise UsageError("detect='transient' needs the optimizer", hint="Pass optimizer=…, or detect='device'.")
     return Transient(live, optimizers, check_every, ranked)
 
 
 def _innermost(optimizer: object) -> Optimizer:
-    """accelerate's wrapper has no hooks of its own: its steps are those of the optimizer inside."""
+    """The optimizer that has step hooks: accelerate's wrapper has none of its own."""
     if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
         return optimizer
     inner = getattr(optimizer, "optimizer", None)
     if inner is None:
         hint = "Pass the torch.optim.Optimizer that steps, or detect='device'."
-        raise UsageError(f"a {type(optimizer).__name__} is no torch optimizer", hint=hint)
+        raise UsageError(f"expected a torch optimizer, got {type(optimizer).__name__}", hint=hint)
     return _innermost(inner)
 
 
@@ -94,11 +94,11 @@ class ModelScan:
         yield from sorted(changes, key=lambda change: self.table.ordinal(change.spec.name))
 
 
-# -- a copy that stays -----------------------------------------------------------------------------------------------
+# -- a copy that is kept -----------------------------------------------------------------------------------------------
 
 
-class Standing:
-    """`device` and `host`: a copy of the wire bits as of the last look."""
+class Resident:
+    """`device` and `host`: keeps a copy of the wire bits as of the last scan."""
 
     def __init__(self, live: LiveModel, on_host: bool, ranked: bool):
         self.weights = live
@@ -107,8 +107,8 @@ class Standing:
         away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
         self._batches = batches_of(slots, _HOST_BATCH if away else None)
         taken = (live.kernels(batch.device).take(batch) for batch in self._batches)
-        self._shadows: list[Copied | Pinned] = [
-            Pinned(copied) if away and copied.batch.device.type == "cuda" else copied for copied in taken
+        self._shadows: list[Copied | PinnedCopy] = [
+            PinnedCopy(copied) if away and copied.batch.device.type == "cuda" else copied for copied in taken
         ]
 
     @torch.no_grad()
@@ -118,10 +118,10 @@ class Standing:
         found = ModelScan(self.weights.table)
         for batch, shadow in zip(self._batches, self._shadows, strict=True):
             kernels = self.weights.kernels(batch.device)
-            old = shadow.brought() if isinstance(shadow, Pinned) else shadow
+            old = shadow.brought() if isinstance(shadow, PinnedCopy) else shadow
             found.found.append((kernels.deliver(batch, kernels.differ(batch, old), self._ranked, old), {}))
             kernels.rest(batch)
-            if isinstance(shadow, Pinned):
+            if isinstance(shadow, PinnedCopy):
                 shadow.keep(old)
         return found
 
@@ -129,17 +129,17 @@ class Standing:
         self._shadows = []
 
 
-# -- a copy for the time of a step -------------------------------------------------------------------------------------
+# -- a copy during a step -------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class _Journal:
-    """What a batch was at the last look: ``flips`` say where it differs from now, or ``shadow`` has all of it."""
+    """A batch as of the last scan: ``flips`` are its differences from now, or ``shadow`` is a copy of all of it."""
 
     batch: Batch
     kernels: Kernels[Any]
     expected: npt.NDArray[np.uint64]
-    """Digests as of the last look, but for the gains that are still owed."""
+    """Digests as of the last scan, without the gains that are still owed."""
     ledger: Ledger
     owed: list[Gains] = field(default_factory=list)
     before: Copied | None = None
@@ -149,25 +149,25 @@ class _Journal:
     marks: list[tuple[int, int]] = field(default_factory=list)
 
     def marks_now(self) -> list[tuple[int, int]]:
-        """What changes when somebody writes to a parameter, but for writers that go behind torch's back."""
+        """What changes when anything writes to a parameter, except through `.data`, which torch does not count."""
         return [(_version(slot.source), slot.source.data_ptr()) for slot in self.batch.slots]
 
     def open(self) -> None:
         """A step begins."""
-        if self.before is not None:  # the last one broke off
+        if self.before is not None:  # the step before raised
             self.note()
         if self.shadow is None:
             self.before = self.kernels.take(self.batch)
 
     def note(self) -> None:
-        """A step has ended: find out what it flipped, and flipped back."""
+        """A step has ended: find what it flipped, and what it flipped back."""
         if self.before is None:
             return
         old, self.before = self.before, None
         if self.flips is not None:
             self.kernels.put(old, self.flips)
         self.flips = self.kernels.differ(self.batch, old)
-        if 3 * self.kernels.count(self.flips) > sum(self.batch.sizes):  # a place and a value take three words
+        if 3 * self.kernels.count(self.flips) > sum(self.batch.sizes):  # an index and a value take three words
             self.flips, self.shadow = None, old
         self.kernels.rest(self.batch)
 
@@ -182,16 +182,16 @@ class _Journal:
         delivered = self.kernels.deliver(self.batch, flips, ranked, shadow, self.ledger)
         self.owed.append(delivered.gains)
         if len(self.owed) > _OWED:
-            self.settle(self.owed.pop(0))
+            self.add_gains(self.owed.pop(0))
         return delivered
 
-    def settle(self, *gains: Gains) -> None:
+    def add_gains(self, *gains: Gains) -> None:
         for one in gains:
             self.expected = self.expected + one.arrays()[0].view(np.uint64)
 
     def wrong(self, live: Gains) -> dict[int, int]:
-        """Those ``live`` digests that are not what the last look and the changes since make of them."""
-        self.settle(*self.owed)
+        """The ``live`` digests that differ from those of the last scan plus the changes since."""
+        self.add_gains(*self.owed)
         self.owed.clear()
         digests = live.arrays()[0].view(np.uint64)
         differ = np.flatnonzero(digests != self.expected)
@@ -200,7 +200,7 @@ class _Journal:
 
 
 class Transient:
-    """`transient`: nothing stands but the journal. What bypasses the optimizer is found by digest, and sent whole."""
+    """`transient`: keeps only a journal. Tensors changed past the optimizer are found by digest, and sent whole."""
 
     def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, ranked: bool):
         self.weights = live
@@ -208,7 +208,7 @@ class Transient:
         self._check_every = _CHECK_EVERY if check_every is None else check_every
         self._stepping: int | None = None
         """The thread that is inside a step."""
-        self._looks = 0
+        self._scans = 0
         owners = _owners(live, optimizers)
         kept: list[Slot] = []
         self._journals: dict[Optimizer | None, list[_Journal]] = {None: []}
@@ -220,18 +220,18 @@ class Transient:
                 kept.append(slot)
         for owner, slots in by_owner.items():
             self._journals[owner] = [self._journal(batch) for batch in batches_of(slots)]
-        # Buffers, and what is computed from parameters: small, and nobody tells when they change.
+        # Buffers, and what is computed from parameters: small, and nothing signals when they change.
         self._kept = [(batch, live.kernels(batch.device).take(batch)) for batch in batches_of(kept)] if kept else []
         self._suspicious = False
         self._hooks = [
             hook
             for one in optimizers
-            for hook in (one.register_step_pre_hook(self._before), one.register_step_post_hook(self._behind))
+            for hook in (one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after))
         ]
 
     def _journal(self, batch: Batch) -> _Journal:
         kernels = self.weights.kernels(batch.device)
-        digests = _on_this_side(kernels.digests(batch))
+        digests = _on_host(kernels.digests(batch))
         kernels.rest(batch)
         journal = _Journal(batch, kernels, digests, Ledger(digests))
         journal.marks = journal.marks_now()
@@ -249,11 +249,11 @@ class Transient:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def _behind(self, optimizer: Optimizer, *_: object) -> None:
+    def _after(self, optimizer: Optimizer, *_: object) -> None:
         self._stepping = None
         for journal in self._journals.get(optimizer, ()):
             journal.note()
-            journal.marks = journal.marks_now()  # those of no other: this step should not have touched them
+            journal.marks = journal.marks_now()  # not those of other optimizers: this step should not have touched them
 
     def _suspect_edits(self) -> None:
         if any(journal.marks_now() != journal.marks for journal in self._all()):
@@ -263,19 +263,19 @@ class Transient:
     def _all(self) -> Iterator[_Journal]:
         return (journal for journals in self._journals.values() for journal in journals)
 
-    # -- look --------------------------------------------------------------------------------------------------------
+    # -- scan --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def scan(self) -> Scan:
         if self._stepping not in (None, threading.get_ident()):
             raise UsageError("the optimizer is in the middle of a step", hint="Publish between steps.")
-        self._stepping = None  # a step of this thread's own broke off
-        self._looks += 1
+        self._stepping = None  # a step on this thread raised
+        self._scans += 1
         moved = [self.weights.slots[name].source for name in self.weights.relocate()]
         self._suspicious = self._suspicious or any(isinstance(source, torch.nn.Parameter) for source in moved)
         self._suspect_edits()
-        due = self._suspicious or (self._check_every > 0 and self._looks % self._check_every == 0)
-        # A device ranks by what it has now: after an edit that nobody saw, those ranks decode for no follower.
+        due = self._suspicious or (self._check_every > 0 and self._scans % self._check_every == 0)
+        # A device ranks by its current bits: after an unnoticed edit no follower could decode those ranks.
         found = ModelScan(self.weights.table)
         for journal in self._all():
             checked = due or journal.batch.device.type != "cpu"
@@ -297,7 +297,7 @@ class Transient:
         return found
 
     def _replaced(self, journal: _Journal, live: Gains) -> dict[int, tuple[Bits, int]]:
-        """What was edited behind the optimizer's back, whole."""
+        """The tensors that were changed past the optimizer, whole."""
         wrong = journal.wrong(live)
         if not wrong:
             return {}
@@ -314,7 +314,7 @@ class Transient:
 
 @dataclass
 class _Nothing:
-    """Of a batch in which no step changed anything: only what is replaced."""
+    """A batch that no step changed: only whole tensors are delivered."""
 
     batch: Batch
     ledger: Ledger
@@ -329,7 +329,7 @@ class _Nothing:
             yield replacement(self.batch.specs[i], bits, digest)
 
 
-def _on_this_side(digests: torch.Tensor) -> npt.NDArray[np.uint64]:
+def _on_host(digests: torch.Tensor) -> npt.NDArray[np.uint64]:
     return digests.cpu().numpy().view(np.uint64)
 
 
@@ -338,7 +338,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optimizer]:
-    """Whose step changes a parameter, by its identity."""
+    """The optimizer that changes a parameter, by the parameter's identity."""
     owners = {
         id(parameter): optimizer
         for optimizer in optimizers
@@ -347,10 +347,10 @@ def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optim
     }
     sources = {name: slot.source for name, slot in live.slots.items() if name not in live.made}
     if not any(id(source) in owners for source in sources.values()):
-        hint = "Make it with model.parameters() of this very model, and after moving that to its device."
+        hint = "Create it from this model's parameters(), after moving the model to its device."
         raise UsageError("the optimizer owns none of the model's parameters", hint=hint)
     for name, source in sources.items():
         if source.requires_grad and id(source) not in owners:
             hint = "Pass all optimizers as optimizer=[…], freeze it with requires_grad_(False), or use detect='device'."
-            raise UsageError("no optimizer that was given owns this parameter", tensor=name, hint=hint)
+            raise UsageError("none of the given optimizers owns this parameter", tensor=name, hint=hint)
     return owners

@@ -1,4 +1,4 @@
-"""A live torch model as weights: read and digested where it is, and as a target that takes patches."""
+"""A live torch model as weights: read and digested in place, and as a target for patches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of
-from weightcast.torch.coordinates import DTYPES, Made, layout_of
+from weightcast.torch.coordinates import DTYPES, Made, coordinates_of
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
 
@@ -30,9 +30,9 @@ _NARROW = ("BF16", "F16")
 
 
 class LiveModel:
-    """The weights of a model in the coordinates of its checkpoint, as they are at any moment.
+    """The current weights of a model under the names of its checkpoint.
 
-    float32 tensors are rounded to another ``dtype`` if one is given, or if ``table``, a channel's, has one.
+    float32 tensors are rounded to ``dtype`` if one is given, or to the dtype that ``table``, a channel's, has.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LiveModel:
         table: TensorTable | None = None,
         workers: Workers = ONE,
     ):
-        self.layout = layout_of(model)
+        self.layout = coordinates_of(model)
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._workers = workers
         wire = wire_name(dtype)
@@ -82,9 +82,9 @@ class LiveModel:
         return self.layout.model
 
     def relocate(self) -> list[str]:
-        """Find tensors whose place in the model another has taken, and go on with that one; returns their names.
+        """Find tensors of the model that were replaced, and follow the new ones; returns their names.
 
-        `UsageError` for one that is of another dtype, size or device than before: its memory would be misread.
+        `UsageError` if a new one has another dtype, size or device: its memory would be misread.
         """
         census = _Census.of(self.model)
         if census.same(self._census):
@@ -110,7 +110,7 @@ class LiveModel:
         return moved
 
     def remake(self) -> None:
-        """Compute anew what is no part of the model's memory."""
+        """Recompute the tensors that are not part of the model's memory."""
         for name, made in self.made.items():
             self.slots[name].source = made.tensor()
 
@@ -120,7 +120,7 @@ class LiveModel:
         return self._kernels[device]
 
     def read(self, name: str) -> Bits:
-        """A tensor's wire bits: the model's own memory where it is on this side and nothing is rounded."""
+        """A tensor's wire bits: the model's own memory where it is on the host and nothing is rounded."""
         slot = self.slots[name]
         if name in self.made:
             slot.source = self.made[name].tensor()
@@ -129,14 +129,14 @@ class LiveModel:
         return unsigned(self.kernels(slot.source.device).take(Batch([slot])).words()[0])
 
     def save_beside(self, folder: Path) -> None:
-        """Write what loading needs beside the weights: a transformers model's configuration."""
+        """Write the files that loading needs beside the weights: a transformers model's configuration."""
         for name in ("config", "generation_config"):
             written = getattr(getattr(self.model, name, None), "save_pretrained", None)
             if written is not None:
                 written(folder)
 
     def digests(self) -> list[int]:
-        """The digests of all tensors, computed where they are."""
+        """The digests of all tensors, computed in place."""
         self.remake()
         found: dict[str, int] = {}
         for batch in batches_of(list(self.slots.values())):
@@ -158,8 +158,8 @@ class TorchTarget(LiveModel):
     def __init__(self, model: torch.nn.Module, workers: Workers = ONE):
         super().__init__(model, workers=workers)
         for name in self.made:
-            problem, hint = "the tensor is no part of the model's memory", "Follow into a mirror folder, and load that."
-            raise UsageError(problem, tensor=name, hint=hint)
+            hint = "Follow into a mirror folder, and load that."
+            raise UsageError("the tensor is not part of the model's memory", tensor=name, hint=hint)
 
     @torch.no_grad()
     def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
@@ -181,7 +181,7 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @dataclass
 class _Census:
-    """Which tensors a model has, of what kind and where. Names take twice as long."""
+    """The tensors of a model, their kinds and addresses. Without names, which take twice as long."""
 
     tensors: list[torch.Tensor]
     kinds: list[tuple[object, ...]]
@@ -206,13 +206,13 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device, 
 
 def _gone(name: str) -> UsageError:
     hint = (
-        "Close the publisher before moving, converting or replacing the model's tensors, and open a new one behind it."
+        "Close the publisher before moving, converting or replacing the model's tensors, and open a new one after it."
     )
-    return UsageError("the tensor is not the one that is watched any more", tensor=name, hint=hint)
+    return UsageError("the tensor is no longer the one that is watched", tensor=name, hint=hint)
 
 
 def unsigned(words: torch.Tensor) -> Bits:
-    """Words as the unsigned integers they are, on this side."""
+    """Words as unsigned integers, on the host."""
     bits: Bits = words.cpu().numpy()
     return bits.view(f"<u{bits.itemsize}")
 

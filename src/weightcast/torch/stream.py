@@ -1,4 +1,4 @@
-"""Weights that arrive as a stream of tensors, one at a time: taken to this side in their wire dtype."""
+"""Weights that arrive as a stream of tensors, one at a time: copied to the host in their wire dtype."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from weightcast.torch.coordinates import DTYPES
 from weightcast.torch.model import kernels_for, wire_name
 
 _NOT_SENT = 5
-"""Names that are listed where something is missing."""
+"""Names that an error lists."""
 
 
 class Streamed:
-    """The last stream's weights, in memory of this host; pinned, where they come from a GPU.
+    """The last stream's weights in host memory; pinned, where they come from a GPU.
 
-    ``table`` is a channel's, if there is one already: tensors of it that no stream has, as those that are frozen in
-    training, keep the bits of ``others``. Without one, the first stream makes the table, and float32 is rounded to
-    ``dtype``.
+    ``table`` is a channel's, if there is one already: its tensors that no stream has, such as frozen ones, keep the
+    bits given to `fill`. Without a table, the first stream defines it, and float32 is rounded to ``dtype``.
     """
 
     def __init__(self, table: TensorTable | None, dtype: str | None, workers: Workers = ONE):
@@ -48,7 +47,7 @@ class Streamed:
         return [spec.name for spec in self.table if spec.name not in self._specs]
 
     def fill(self, others: Mapping[str, Bits], tied: Mapping[str, str] | None = None) -> None:
-        """Be given the bits of what is missing; what is ``tied`` has those of another tensor, whatever they become."""
+        """Set the bits of missing tensors; a ``tied`` one always has those of another tensor."""
         self._others, self._tied = dict(others), dict(tied or {})
 
     def read(self, name: str) -> Bits:
@@ -62,8 +61,8 @@ class Streamed:
 
     @torch.no_grad()
     def take(self, stream: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Exhaust a stream; returns how many bytes it had. `UsageError` if it is not of the table."""
-        if self._table is None:  # a first stream that broke off says nothing
+        """Consume a stream; returns its size in bytes. `UsageError` if it does not match the table."""
+        if self._table is None:  # a first stream that broke off defines nothing
             self._specs.clear()
             self._room.clear()
         seen: set[str] = set()
@@ -119,13 +118,13 @@ class Streamed:
 
 
 _OTHER_MODEL = (
-    "Is this the channel of that model? Where transformers holds tensors otherwise than their checkpoint has them, as"
-    " the experts of a mixture, publish by weightcast.integrations.transformers.WeightcastCallback."
+    "Is this the channel of that model? If transformers stores tensors differently from their checkpoint, such as the"
+    " experts of a mixture, publish with weightcast.integrations.transformers.WeightcastCallback."
 )
 
 
 def refuse_fewer(seen: Collection[str], known: Collection[str]) -> None:
-    """`UsageError` if a stream ended early: what it left out would silently stay as it was."""
+    """`UsageError` if a stream ended early: the tensors it left out would silently keep their old bits."""
     fewer = sorted(set(known) - set(seen))
     if fewer:
         names = ", ".join(fewer[:_NOT_SENT]) + (" …" if len(fewer) > _NOT_SENT else "")

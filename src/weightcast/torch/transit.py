@@ -1,4 +1,4 @@
-"""What changed, on its way from a device: copied on a stream of its own, so that training goes on meanwhile."""
+"""Changes on their way from a device: copied on a stream of their own, so that training goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weightcast.torch.batch import Batch, Copied, change_of, replacement
 
 @dataclass(frozen=True, eq=False)
 class DeviceRanks:
-    """`Ranks` of all tensors of a batch, one behind the other, on a device."""
+    """`Ranks` of all tensors of a batch, one after the other, on a device."""
 
     ranks: torch.Tensor
     bands: torch.Tensor
@@ -37,7 +37,7 @@ class DeviceFlips:
 
 
 class Transit:
-    """Tensors on their way into pinned memory. The device may use theirs again once they are through."""
+    """Tensors on their way into pinned memory. The device's memory is reused once they have arrived."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         self._event: torch.cuda.Event | None = None
@@ -56,14 +56,14 @@ class Transit:
             self._event.record(stream)
 
     def arrays(self) -> list[np.ndarray]:
-        """Wait for them."""
+        """Wait for them to arrive."""
         if self._event is not None:
             self._event.synchronize()
         return [tensor.numpy() for tensor in self._there]
 
 
 def _room(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Pinned memory for all: one piece, since each takes the allocator its time."""
+    """Pinned memory for all of them in one allocation, since each allocation is slow."""
     sizes = [-(-tensor.nbytes // 16) * 16 for tensor in tensors]
     whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
     pieces = zip(whole.split(sizes), tensors, strict=True)
@@ -109,8 +109,8 @@ class Arriving:
                 yield change
 
 
-class Pinned:
-    """A copy of a batch's bits that stays in pinned memory, and visits the device."""
+class PinnedCopy:
+    """A copy of a batch's bits that stays in pinned memory, and is brought to the device for a scan."""
 
     def __init__(self, copied: Copied):
         self._batch = copied.batch
@@ -119,7 +119,7 @@ class Pinned:
         self.keep(copied)
 
     def keep(self, copied: Copied) -> None:
-        """Store what has become of it, behind the back of whatever the device does next."""
+        """Store the updated bits, while the device goes on."""
         device = self._batch.device
         stream = _stream(device.index if device.index is not None else torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -131,7 +131,7 @@ class Pinned:
             self._stored.record(stream)
 
     def brought(self) -> Copied:
-        """On the device, for a while."""
+        """The copy on the device, for one scan."""
         assert self._stored is not None
         torch.cuda.current_stream(self._batch.device).wait_event(self._stored)
         chunks = [chunk.to(self._batch.device, non_blocking=True) for chunk in self._chunks]

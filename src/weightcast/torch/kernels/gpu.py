@@ -22,14 +22,14 @@ _NARROW = {None: 0, "BF16": 1, "F16": 2}
 
 @dataclass(frozen=True, eq=False)
 class GpuFlips(DeviceFlips):
-    """And tile by tile: how many there are, and where the last one ends."""
+    """Also, tile by tile: how many flips there are, and where the last one ends."""
 
     counts: torch.Tensor
     ends: torch.Tensor
 
 
 class _Tables:
-    """How a batch is cut into tiles and blocks: kept on this side, on the device only while there is work."""
+    """How a batch is cut into tiles and blocks: kept on the host, and on the device only while there is work."""
 
     def __init__(self, batch: Batch):
         sizes = np.array(batch.sizes, np.int64)
@@ -90,12 +90,12 @@ class _Addresses:
 
 def _addresses(places: list[int], device: torch.device) -> _Addresses:
     table = np.array(places, np.int64)
-    # So few bytes are taken over at once, pinned or not.
+    # So few bytes are copied at once, pinned or not.
     return _Addresses(torch.from_numpy(table).to(device, non_blocking=True), not (table % 16).any())
 
 
 class GpuKernels:
-    """Implements `Kernels`. All work is queued on the current stream; `differ` alone waits, to learn how many."""
+    """Implements `Kernels`. All work is queued on the current stream; only `differ` waits, for the number of flips."""
 
     def __init__(self) -> None:
         self._tables: WeakKeyDictionary[Batch, _Tables] = WeakKeyDictionary()
@@ -156,7 +156,7 @@ class GpuKernels:
             kernels.gather, cut.tiles, self._sources(batch).table, cut.tile_tensor, flips.ends[1:], flips.counts,
             flips.indices, flips.was, now, sums, **self._widths(batch), STEP=64, num_warps=2,
         )  # fmt: skip
-        gains = Transit([self._by_tensor(batch, sums)])  # ahead of the ranks, which nobody waits for
+        gains = Transit([self._by_tensor(batch, sums)])  # before the ranks, which nothing waits for
         ranks = None
         if ranked and flips.bounds[-1]:
             old = shadow
@@ -231,7 +231,7 @@ class GpuKernels:
         return self._copies[copied]
 
     def _sources(self, batch: Batch) -> _Addresses:
-        """Where the model is. It seldom moves, so the table is there already."""
+        """Addresses of the model's tensors. They seldom move, so the table is mostly there already."""
         places = [slot.address() for slot in batch.slots]
         known = self._live.get(batch)
         if known is None or known[0] != places:

@@ -1,7 +1,7 @@
 """Kernels for models in this machine's memory: numba's, on torch's own bytes.
 
-Here memory is cheap and threads are not: the copy of a step is kept until what changed has been ranked against it,
-behind, and its room is used again, since fresh pages would cost more than the copy.
+Here memory is cheap and threads are not: the copy of a step is kept until what changed has been ranked against it, in
+the background, and its memory is reused, since fresh pages would cost more than the copy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Here:
 
 
 class HostDelivered:
-    """Implements `Delivered`. Ranks are made when somebody asks for the changes, or wants the old copy for himself."""
+    """Implements `Delivered`. Ranks are computed when the changes are asked for, or the old copy is needed again."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class HostDelivered:
         self._lock = threading.Lock()
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
-        self.settle()
+        self.finish()
         for i, (_, digest) in replaced.items():
             if self._ledger is not None:
                 self._ledger.digests[i] = digest
@@ -89,8 +89,8 @@ class HostDelivered:
             elif change is not None:
                 yield change
 
-    def settle(self) -> None:
-        """Be done with the old copy: rank against it and, if it is a shadow, bring it up to now."""
+    def finish(self) -> None:
+        """Make no more use of the old copy: rank against it and, if it is a shadow, bring it up to date."""
         with self._lock:
             old, self._old = self._old, None
             if old is None:
@@ -106,7 +106,7 @@ class HostDelivered:
                     cpu.scatter(bits, one.indices, one.now)
 
     def _check(self, ledger: Ledger, tensors: list[Bits]) -> None:
-        """What was edited before the step began is not what the ledger has: it is sent whole."""
+        """A tensor that was edited before the step began is not what the ledger has: it is sent whole."""
         digests = self._workers.stream(
             lambda i: tensor_digest(tensors[i], self._workers), range(len(tensors)), self._size
         )
@@ -136,7 +136,7 @@ class HostKernels:
         self._workers = workers
         self._room = threading.local()
         self._rooms: WeakKeyDictionary[Batch, list[list[torch.Tensor]]] = WeakKeyDictionary()
-        self._unsettled: WeakKeyDictionary[Copied, HostDelivered] = WeakKeyDictionary()
+        self._unfinished: WeakKeyDictionary[Copied, HostDelivered] = WeakKeyDictionary()
 
     def take(self, batch: Batch) -> Copied:
         copied = self._room_for(batch)
@@ -156,9 +156,9 @@ class HostKernels:
         return copied
 
     def differ(self, batch: Batch, old: Copied) -> Flips:
-        unsettled = self._unsettled.pop(old, None)
-        if unsettled is not None:
-            unsettled.settle()
+        unfinished = self._unfinished.pop(old, None)
+        if unfinished is not None:
+            unfinished.finish()
         sources, olds = bits_in(batch), [_unsigned(words) for words in old.words()]
 
         def one(task: tuple[int, int]) -> tuple[Indices, Bits]:
@@ -199,7 +199,7 @@ class HostKernels:
         old = flips.old if shadow is None else shadow
         delivered = HostDelivered(found, old, ranked, shadow is not None, ledger, self._workers)
         if shadow is not None:
-            self._unsettled[shadow] = delivered
+            self._unfinished[shadow] = delivered
         return delivered
 
     def rest(self, batch: Batch) -> None:
@@ -219,7 +219,7 @@ class HostKernels:
         return torch.from_numpy(np.array([total % (1 << 64) for total in sums], np.uint64).view(np.int64))
 
     def _wire_span(self, batch: Batch, source: Bits, first: int, size: int) -> Bits:
-        """Wire bits of a span: the memory itself where nothing is rounded, else a thread's own room."""
+        """Wire bits of a span: the memory itself where nothing is rounded, else a buffer of this thread."""
         span = source[first : first + size]
         if batch.narrow is None:
             return span
@@ -232,13 +232,13 @@ class HostKernels:
 
 
 def _give_back(rooms: list[list[torch.Tensor]], chunks: list[torch.Tensor]) -> None:
-    """Two take turns: one in use, one being ranked against."""
+    """Two are kept: one in use, one being ranked against."""
     if len(rooms) < 2:
         rooms.append(chunks)
 
 
 def _spans(batch: Batch) -> list[tuple[int, int]]:
-    """Which tensor, and from which element on."""
+    """Tensor and first element of each span."""
     return [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
 
 

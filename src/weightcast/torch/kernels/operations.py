@@ -1,4 +1,4 @@
-"""Kernels in plain torch operations: for devices without Triton, and as the referee of those that have it."""
+"""Kernels in plain torch operations: for devices without Triton, and as the reference for tests of the others."""
 
 from __future__ import annotations
 

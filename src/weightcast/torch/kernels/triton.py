@@ -1,8 +1,8 @@
 """The kernels of this package in Triton: each goes over all tensors of a batch in one launch (SPEC 3, 4, 6).
 
 A tensor is cut into tiles of `TILE` elements; a launch has one program per tile. Tables of addresses say where each
-tensor is, `tile_tensor` which one a tile belongs to, `tile_ordinal` the how-manieth it is there. Tiles never cross the
-codec's blocks. Twins on the CPU are in `weightcast.format.kernels`; tests hold them to the same bits.
+tensor is, `tile_tensor` which one a tile belongs to, `tile_ordinal` its number within that tensor. Tiles never cross
+the codec's blocks. Twins on the CPU are in `weightcast.format.kernels`; tests compare their bits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _address(table, tensor, BITS: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _load(base, first, place, size, TILE: tl.constexpr):
-    """A tile from element ``first`` on, zeros behind the end. Only loads without a mask are wide."""
+    """A tile from element ``first`` on, zeros after the end. Only loads without a mask are wide."""
     if first + TILE <= size:
         values = tl.load(base + first + place)
     else:
