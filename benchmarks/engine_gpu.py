@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 import weightcast as wc
-from weightcast.engine.layout import put_together
+from weightcast.engine.box_digests import combine
 from weightcast.engine.learn import learn
-from weightcast.engine.live import LiveParameters, Prepared
+from weightcast.engine.live import LiveParameters
+from weightcast.engine.prepared import Prepared
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorSpec, TensorTable
@@ -101,7 +102,7 @@ def scattered(live: LiveParameters, prepared: Prepared) -> float:
 def must_be(live: LiveParameters, weights: Held, workers: wc.Workers) -> None:
     fingerprint = wc.fingerprint(weights, workers)
     for spec in weights.table:
-        assert put_together(spec, live.held(spec)).digest == fingerprint[spec.name], spec.name
+        assert combine(spec, live.digest(spec)).digest == fingerprint[spec.name], spec.name
 
 
 def main() -> None:
@@ -133,10 +134,10 @@ def main() -> None:
                 reader = PatchReader(source)
                 stages.append(milliseconds(lambda: found.append(live.prepare_patches([reader]))))  # noqa: B023
                 promised = {row.spec.name: row.digest for row in reader.rows}
-            for name, boxes in found[0].held.items():
-                assert put_together(table[name], boxes).digest == promised[name]
+            for name, boxes in found[0].digests.items():
+                assert combine(table[name], boxes).digest == promised[name]
             scatters.append(scattered(live, found[0]))
-            digests.append(milliseconds(lambda: [live.held(spec) for spec in table]))
+            digests.append(milliseconds(lambda: [live.digest(spec) for spec in table]))
             must_be(live, new, workers)
     result = {
         "parameters": table.elements,

@@ -16,7 +16,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,6 +49,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (  # noqa: 
 import weightcast as wc  # noqa: E402
 from weightcast.engine.agent import Agent  # noqa: E402
 from weightcast.engine.client import InProcess  # noqa: E402
+from weightcast.engine.messages import ApplyUpdate  # noqa: E402
 
 Arm = tuple[float, int]
 """Seconds, and bytes of memory above what there was."""
@@ -130,8 +131,8 @@ class Measured(InProcess):
         super().__init__(llm)
         self.last: Arm = (0.0, 0)
 
-    def update(self, info: Mapping[str, Any]) -> None:
-        self.last = measured(lambda: InProcess.update(self, info))
+    def update(self, update: ApplyUpdate) -> None:
+        self.last = measured(lambda: InProcess.update(self, update))
 
 
 def in_worker(llm: LLM, work: Callable[[torch.nn.Module], object]) -> None:

@@ -19,7 +19,8 @@
     │   ├── ConflictError   another writer committed first
     │   └── NoRouteError    no intact route leads to the version that is wanted
     ├── EngineError         an inference engine did not do what was asked
-    │   └── EngineGoneError     it does not answer: not started yet, or dead
+    │   ├── EngineGoneError     it does not answer: not started yet, or dead
+    │   └── MisfitError     the channel is of another model than the engine's; trying again does not help
     └── SpaceError          the disk would not hold what has to be written
 
 Each carries what it is about (`file`, `tensor`) and what to do next (`hint`), and shows all of it as its text.
@@ -41,6 +42,7 @@ __all__ = [
     "EngineGoneError",
     "FormatError",
     "InterruptedApplyError",
+    "MisfitError",
     "MismatchError",
     "MissingError",
     "NoRouteError",
@@ -176,6 +178,10 @@ class EngineError(WeightcastError):
 
 class EngineGoneError(EngineError):
     """The engine does not answer: it has not started yet, or it is dead."""
+
+
+class MisfitError(EngineError):
+    """The channel is of another model than the engine's, or of one it cannot update: trying again does not help."""
 
 
 class SpaceError(WeightcastError, OSError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from cases import Bag, random_bits
@@ -12,19 +10,9 @@ from hypothesis import strategies as st
 from simple_reader import mix
 
 import weightcast as wc
-from weightcast.engine.layout import (
-    ROUNDED,
-    WIDENED,
-    Box,
-    Held,
-    Layout,
-    Part,
-    Range,
-    can_cast,
-    cast,
-    cast_back,
-    put_together,
-)
+from weightcast.engine.box_digests import BoxDigest, combine
+from weightcast.engine.casts import ROUNDED, WIDENED, can_cast, cast, cast_back
+from weightcast.engine.layout import Box, Layout, Part, Range
 from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS, tensor_digest
 from weightcast.format.kernels import places
@@ -174,12 +162,12 @@ COLUMNS = Range(0, 6)
 BITS = random_bits(np.random.default_rng(2), SPEC)
 
 
-def held(rows: Range, columns: Range = COLUMNS, **other: object) -> Held:
+def held(rows: Range, columns: Range = COLUMNS, **other: object) -> BoxDigest:
     index = np.arange(24).reshape(4, 6)[
         rows.start : rows.last + 1 : rows.step, columns.start : columns.last + 1 : columns.step
     ]
     digest = sum(mix(i, int(BITS[i])) for i in index.reshape(-1).tolist()) % MODULUS
-    return Held(Box((rows, columns)), **{"digest": digest} | other)
+    return BoxDigest(Box((rows, columns)), **{"digest": digest} | other)
 
 
 @pytest.mark.parametrize(
@@ -193,10 +181,8 @@ def held(rows: Range, columns: Range = COLUMNS, **other: object) -> Held:
         [held(Range(0, 2, 2)), held(Range(1, 1)), held(Range(3, 1)), held(Range(1, 1))],
     ],
 )
-def test_boxes_add_up(workers: list[Held]) -> None:
-    sent = [Held.from_json(value) for value in json.loads(json.dumps([one.as_json() for one in workers]))]
-    assert sent == workers
-    total = put_together(SPEC, iter(sent))
+def test_boxes_add_up(workers: list[BoxDigest]) -> None:
+    total = combine(SPEC, iter(workers))
     assert total.digest == wc.fingerprint(Bag({SPEC: BITS}))["x"]
     assert total.problem is None
 
@@ -205,7 +191,7 @@ def test_boxes_add_up(workers: list[Held]) -> None:
     ("workers", "problem"),
     [
         ([], "no worker holds it"),
-        ([held(Range(0, 3))], "some elements are held by no worker"),
+        ([held(Range(0, 3))], "no worker holds some of its elements"),
         ([held(Range(0, 4), digest=1), held(Range(0, 4), digest=2)], "copies of the same elements differ"),
         ([held(Range(0, 3)), held(Range(2, 2))], "workers hold boxes that overlap in part"),
         ([held(Range(0, 2)), held(Range(0, 2, 2))], "workers hold boxes that overlap in part"),
@@ -214,16 +200,16 @@ def test_boxes_add_up(workers: list[Held]) -> None:
         ([held(Range(0, 4), digest=None)], "a worker has no digest of it"),
     ],
 )
-def test_what_does_not_add_up_is_said(workers: list[Held], problem: str) -> None:
-    assert put_together(SPEC, workers).digest is None
-    assert put_together(SPEC, workers).problem == problem
+def test_what_does_not_add_up_is_said(workers: list[BoxDigest], problem: str) -> None:
+    assert combine(SPEC, workers).digest is None
+    assert combine(SPEC, workers).problem == problem
 
 
 @pytest.mark.parametrize("box", [Box.whole((24,)), Box.whole((4, 7)), Box((Range(-1, 4), Range(0, 6)))])
 def test_boxes_of_another_shape_are_refused(box: Box) -> None:
-    with pytest.raises(UsageError, match="another shape"):
-        put_together(SPEC, [Held(box, 0)])
+    with pytest.raises(UsageError, match="not inside"):
+        combine(SPEC, [BoxDigest(box, 0)])
 
 
 def test_nothing_is_held_whole_by_nobody() -> None:
-    assert put_together(TensorSpec("x", "U8", (3, 0)), []).digest == 0
+    assert combine(TensorSpec("x", "U8", (3, 0)), []).digest == 0

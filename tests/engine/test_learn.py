@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 from sharded_engine import BF16, SHAPES, TORCH, Engine, Stream, memory, model_of, stream, together, weights_of  # noqa: E402
 
 import weightcast as wc  # noqa: E402
-from weightcast.engine.layout import Layout, Part, cast  # noqa: E402
+from weightcast.engine.casts import cast  # noqa: E402
+from weightcast.engine.layout import Layout, Part  # noqa: E402
 from weightcast.engine.learn import learn  # noqa: E402
 from weightcast.engine.live import LiveParameters  # noqa: E402
 from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
@@ -82,14 +83,14 @@ def test_one_flipped_element_is_found_and_named() -> None:
     model = engine.make()
     engine.load(model, stream(weights))
     live = LiveParameters(model, layout)
-    before = {spec.name: live.held(spec) for spec in weights.table}
+    before = {spec.name: live.digest(spec) for spec in weights.table}
     rng = np.random.default_rng(3)
     named = set()
     for parameter, tensor in model.named_parameters():
         words = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         for element in rng.permutation(tensor.numel())[:20].tolist():
             words[element * tensor.element_size() + 1] ^= 0x10
-            after = {spec.name: live.held(spec) for spec in weights.table}
+            after = {spec.name: live.digest(spec) for spec in weights.table}
             words[element * tensor.element_size() + 1] ^= 0x10
             differing = [name for name in before if before[name] != after[name]]
             homes = [part.name for part in layout.by_parameter[parameter] if element in places_of(part, weights.table)]

@@ -9,43 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import Bag
-from hypothesis import given
-from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
 from changes import SPECIAL, changed  # noqa: E402
-from sharded_engine import SHAPES, Engine, memory, model_of, stream, together, weights_of  # noqa: E402
+from sharded_engine import SHAPES, Engine, live_worker, memory, model_of, staged, stream, together, weights_of  # noqa: E402
 
 import weightcast as wc  # noqa: E402
 from weightcast.disk.staged import stage  # noqa: E402
-from weightcast.engine import live as live_module  # noqa: E402
-from weightcast.engine.layout import Box, Layout, Part, Range, put_together  # noqa: E402
+from weightcast.engine.box_digests import combine  # noqa: E402
+from weightcast.engine.layout import Box, Layout, Part, Range  # noqa: E402
 from weightcast.engine.learn import learn  # noqa: E402
-from weightcast.engine.live import LiveParameters, Prepared  # noqa: E402
+from weightcast.engine.live import LiveParameters  # noqa: E402
+from weightcast.engine.prepared import Prepared  # noqa: E402
 from weightcast.errors import FormatError, UsageError  # noqa: E402
 from weightcast.format.patchfile import PatchReader  # noqa: E402
 from weightcast.format.safetensors import FileSource  # noqa: E402
 from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
 Pair = list[tuple[Engine, torch.nn.Module, LiveParameters]]
-
-
-def worker(engine: Engine, weights: Bag) -> tuple[torch.nn.Module, LiveParameters]:
-    """A worker that was started with these weights and digested."""
-    model = engine.make()
-    layout = learn(model, lambda given: engine.load(model, given), weights.table)
-    engine.load(model, stream(weights))
-    live = LiveParameters(model, layout)
-    for spec in weights.table:
-        live.held(spec)
-    return model, live
-
-
-def staged(old: Bag, new: Bag, folder: Path) -> PatchReader:
-    path = folder / f"{len(list(folder.iterdir()))}.patch"
-    wc.write_patch(old, new, path, codec="plain")
-    return PatchReader(FileSource(path))
 
 
 def expected(engine: Engine, weights: Bag) -> dict[str, bytes]:
@@ -55,14 +37,14 @@ def expected(engine: Engine, weights: Bag) -> dict[str, bytes]:
 
 
 def promised(prepared: list[Prepared], name: str, spec: TensorSpec) -> int | None:
-    return put_together(spec, [one for each in prepared for one in each.held.get(name, [])]).digest
+    return combine(spec, [one for each in prepared for one in each.digests.get(name, [])]).digest
 
 
 @pytest.fixture
 def pair() -> Pair:
     """Two workers, started with the first weights."""
     old = weights_of(SHAPES)
-    return [(Engine(rank), *worker(Engine(rank), old)) for rank in (0, 1)]
+    return [(Engine(rank), *live_worker(Engine(rank), old)) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("density", [0.02, 0.2, 0.6, 1.0])
@@ -78,11 +60,11 @@ def test_a_patch_is_proven_before_and_exact_afterwards(density: float, pair: Pai
     for (engine, model, live), each in zip(pair, prepared, strict=True):
         live.apply(each, new)
         assert memory(model) == expected(engine, new)
-    fingerprint = [dict(live.fingerprint) for _, _, live in pair]
+    fingerprint = [dict(live.digests) for _, _, live in pair]
     truth = wc.fingerprint(new)
     sums = together([live for _, _, live in pair], new)
     assert {name: one.digest for name, one in sums.items()} == {spec.name: truth[spec.name] for spec in new.table}
-    assert [dict(live.fingerprint) for _, _, live in pair] == fingerprint
+    assert [dict(live.digests) for _, _, live in pair] == fingerprint
 
 
 @pytest.mark.parametrize(
@@ -96,12 +78,12 @@ def test_patches_in_a_row_are_as_one_after_another(densities: tuple[float, ...],
     readers = [staged(a, b, tmp_path) for a, b in pairwise(states)]
     for engine, model, live in pair:
         one = live.prepare_patches(readers)
-        again, other = worker(engine, states[0])
+        again, other = live_worker(engine, states[0])
         for reader, state in zip(readers, states[1:], strict=True):
             other.apply(other.prepare_patches([reader]), state)
         live.apply(one, states[-1])
         assert memory(model) == memory(again) == expected(engine, states[-1])
-        assert live.fingerprint == other.fingerprint
+        assert live.digests == other.digests
 
 
 def test_staged_from_another_codec(pair: Pair, tmp_path: Path) -> None:
@@ -126,11 +108,11 @@ def test_every_special_value_arrives_and_goes(tmp_path: Path) -> None:
         bits[:n], bits[n : 2 * n] = SPECIAL, SPECIAL[::-1]
         there.write(name, bits)
         back.write(name, np.roll(bits, 1))
-    model, live = worker(engine, old)
+    model, live = live_worker(engine, old)
     for a, b in ((old, there), (there, back)):
         prepared = live.prepare_patches([staged(a, b, tmp_path)])
-        for name, boxes in prepared.held.items():
-            assert put_together(b.table[name], boxes).digest == wc.fingerprint(b)[name]
+        for name, boxes in prepared.digests.items():
+            assert combine(b.table[name], boxes).digest == wc.fingerprint(b)[name]
         live.apply(prepared, b)
         assert memory(model) == expected(engine, b)
 
@@ -138,10 +120,10 @@ def test_every_special_value_arrives_and_goes(tmp_path: Path) -> None:
 def test_a_worker_that_was_never_digested_promises_nothing(tmp_path: Path) -> None:
     old, engine = weights_of(SHAPES), Engine(0, 1)
     new = changed(old, 0.1, 2)
-    model, live = worker(engine, old)
-    live.fingerprint.clear()
+    model, live = live_worker(engine, old)
+    live.digests.clear()
     prepared = live.prepare_patches([staged(old, new, tmp_path)])
-    assert {one.problem for boxes in prepared.held.values() for one in boxes} == {None, "it was not digested before"}
+    assert {one.problem for boxes in prepared.digests.values() for one in boxes} == {None, "it was not digested before"}
     live.apply(prepared, new)
     assert memory(model) == expected(engine, new)
 
@@ -150,11 +132,11 @@ def test_a_wrong_bit_that_a_patch_does_not_touch_is_promised_as_wrong(tmp_path: 
     old, engine = weights_of(SHAPES), Engine(0, 1)
     new = old.copy()
     new.read("norm")[0] ^= 1
-    model, live = worker(engine, old)
+    model, live = live_worker(engine, old)
     model.norm.data.view(torch.int16)[5] ^= 1
-    live.held(old.table["norm"])
+    live.digest(old.table["norm"])
     prepared = live.prepare_patches([staged(old, new, tmp_path)])
-    assert put_together(new.table["norm"], prepared.held["norm"]).digest != wc.fingerprint(new)["norm"]
+    assert combine(new.table["norm"], prepared.digests["norm"]).digest != wc.fingerprint(new)["norm"]
 
 
 def test_two_copies_in_one_worker_are_told_apart(tmp_path: Path) -> None:
@@ -173,7 +155,7 @@ def test_two_copies_in_one_worker_are_told_apart(tmp_path: Path) -> None:
     model.a.data.view(torch.int16)[30] ^= 1
     assert together([live], old)["x"].problem == "copies of the same elements differ"
     prepared = live.prepare_patches([staged(old, new, tmp_path)])
-    assert put_together(new.table["x"], prepared.held["x"]).problem == "copies of the same elements differ"
+    assert combine(new.table["x"], prepared.digests["x"]).problem == "copies of the same elements differ"
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -203,7 +185,7 @@ def test_from_any_state_to_the_exact_weights(mess: str, pair: Pair, tmp_path: Pa
         live.apply(one, new)
         assert memory(model) == expected(engine, new)
         if mess == "one element":
-            assert (one.changed, len(one.scatters), len(one.wholes)) == (1, 1, 0)
+            assert (one.changed, len(one.scatters), len(one.rewrites)) == (1, 1, 0)
     for spec in new.table:
         assert promised(prepared, spec.name, spec) == wc.fingerprint(new)[spec.name]
 
@@ -218,25 +200,25 @@ def test_what_is_there_already_is_not_written(pair: Pair, tmp_path: Path) -> Non
     for _, _, live in pair:
         for there, way in ((old, new), (new, dense)):
             now = live.prepare_weights(there, there.table)
-            assert (now.changed, now.scatters, now.wholes, now.nbytes) == (0, [], {}, 0)
+            assert (now.changed, now.scatters, now.rewrites, now.nbytes) == (0, [], {}, 0)
             step = live.prepare_patches([staged(there, way, tmp_path)])
             live.apply(step, way)
             again = live.prepare_patches([staged(there, way, tmp_path)])
-            assert (again.changed, again.scatters, again.wholes, again.nbytes) == (0, [], {}, 0)
+            assert (again.changed, again.scatters, again.rewrites, again.nbytes) == (0, [], {}, 0)
 
 
 def test_only_the_tensors_that_were_asked_for(pair: Pair) -> None:
     new = changed(weights_of(SHAPES), 0.5, 6)
     for _, _, live in pair:
         prepared = live.prepare_weights(new, [new.table["q"], new.table["norm"]])
-        assert prepared.held.keys() == {"q", "norm"}
+        assert prepared.digests.keys() == {"q", "norm"}
 
 
 def test_dense_weights_are_read_again_when_they_are_written(pair: Pair) -> None:
     new = changed(weights_of(SHAPES), 1.0, 6)
     for engine, model, live in pair:
         prepared = live.prepare_weights(new, new.table)
-        assert prepared.wholes
+        assert prepared.rewrites
         assert not prepared.nbytes
         with pytest.raises(UsageError, match="weights are needed"):
             live.apply(prepared)
@@ -245,10 +227,10 @@ def test_dense_weights_are_read_again_when_they_are_written(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 4, 1000])
-def test_writing_a_few_rows_at_a_time(rows: int, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "_CHUNK", rows)
+def test_rows_written_a_few_at_a_time_are_all_written(rows: int) -> None:
     new = changed(weights_of(SHAPES), 1.0, 6)
-    for engine, model, live in pair:
+    for engine in (Engine(0), Engine(1)):
+        model, live = live_worker(engine, weights_of(SHAPES), chunk=rows)
         live.apply(live.prepare_weights(new, new.table), new)
         assert memory(model) == expected(engine, new)
 
@@ -270,7 +252,7 @@ def long(
 
     live = LiveParameters(model, learn(model, load, old.table))
     load(stream(old))
-    live.held(old.table["x"])
+    live.digest(old.table["x"])
     return live, staged(old, new, tmp_path), new
 
 
@@ -290,7 +272,7 @@ def test_a_dense_one_weighs_nothing(tmp_path: Path) -> None:
 
     live, reader, _ = long(200_000, change, tmp_path)
     prepared = live.prepare_patches([reader])
-    assert list(prepared.wholes) == ["x"]
+    assert list(prepared.rewrites) == ["x"]
     assert not prepared.nbytes
 
 
@@ -313,7 +295,7 @@ def test_a_dense_patch_that_is_sparse_here_is_scattered(tmp_path: Path) -> None:
 
     live, reader, new = long(2000, change, tmp_path)
     prepared = live.prepare_patches([reader])
-    assert not prepared.wholes
+    assert not prepared.rewrites
     assert prepared.changed == 5
     live.apply(prepared, new)
     (part,) = live.layout.locate("x")
@@ -404,7 +386,7 @@ def test_tensors_of_another_model_are_refused(shape: tuple[str, tuple[int, ...]]
     with pytest.raises(UsageError, match="another dtype or shape"):
         live.prepare_weights(new, new.table)
     with pytest.raises(UsageError, match="another dtype or shape"):
-        live.held(new.table["x"])
+        live.digest(new.table["x"])
     short = Bag({SPEC: weights_of({"x": ("BF16", (4, 5))}).read("x")})
     with pytest.raises(UsageError, match="were expected"):
         live.prepare_weights(short, short.table)
@@ -414,7 +396,7 @@ def test_a_widened_parameter_with_other_values_has_no_digest() -> None:
     weights = weights_of({"x": ("BF16", (4, 6))})
     model = model_of(p=torch.empty(4, 6, dtype=torch.float32))
     live = LiveParameters(model, Layout(weights.table, [part(dtype="F32")], {}))
-    assert "no cast" in live.held(SPEC)[0].problem
+    assert "no cast" in live.digest(SPEC)[0].problem
     prepared = live.prepare_weights(weights, weights.table)
     live.apply(prepared, weights)
     assert together([live], weights)["x"].digest == wc.fingerprint(weights)["x"]
@@ -429,74 +411,20 @@ def test_rounded_parameters_are_written_and_never_promised(tmp_path: Path) -> No
         live = LiveParameters(model, Layout(old.table, [part()], {}))
         live.apply(live.prepare_weights(old, old.table), old)
         for prepared in (live.prepare_patches([staged(old, new, tmp_path)]), live.prepare_weights(new, new.table)):
-            assert [one.problem for one in prepared.held["x"]] == ["BF16 in the engine is rounded from F32"]
+            assert [one.problem for one in prepared.digests["x"]] == ["BF16 in the engine is rounded from F32"]
             live.apply(prepared, new)
-            assert not live.fingerprint
+            assert not live.digests
             assert np.array_equal(live.read(part()), wc.round_to("BF16", new.read("x").view(np.float32)))
 
 
 def test_other_memory_in_the_place_of_a_parameter_is_noticed() -> None:
-    model, live = worker(Engine(0), weights_of(SHAPES))
+    model, live = live_worker(Engine(0), weights_of(SHAPES))
     assert not live.has_moved
     model.w2.data[0] = 0
     model.w2.data = model.w2.data.transpose(1, 2)  # another view of the same
     assert not live.has_moved
     model.qkv.data = model.qkv.data.clone()
     assert live.has_moved
-    model, live = worker(Engine(0), weights_of(SHAPES))
+    model, live = live_worker(Engine(0), weights_of(SHAPES))
     del model.norm
     assert live.has_moved
-
-
-# -- devices -----------------------------------------------------------------------------------------------------------
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 7), st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=4),
-    st.integers(1, 60),
-)
-def test_chunks_walk_every_element_once(loops: list[tuple[int, int, int]], most: int) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(live_module, "_CHUNK", most)
-        steps = live_module.Steps(5, 9, np.array(loops, np.int64))
-        chunks = list(live_module._chunks(steps, torch.device("cpu")))
-    assert all(0 < source.numel() == target.numel() <= most for source, target in chunks)
-    found = [torch.cat(side).tolist() for side in zip(*chunks, strict=True)]
-    at = list(np.ndindex(*(count for count, _, _ in loops)))
-    for side, first in ((1, 5), (2, 9)):
-        wanted = [first + sum(i * loop[side] for i, loop in zip(one, loops, strict=True)) for one in at]
-        assert found[side - 1] == wanted
-
-
-@pytest.mark.parametrize("most", [1, 7, 100, 1 << 22])
-def test_devices_digest_as_this_side_does(most: int, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "_CHUNK", most)
-    _, _, live = pair[1]
-    for one in live.layout:
-        if one.dtype == live.layout.table[one.name].dtype:
-            steps, words = live._steps[one], live._words[one.parameter]
-            assert live_module._digest_there(steps, words) == live_module._digest_here(steps, words)
-
-
-def test_a_long_loop_is_walked_in_few_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "_CHUNK", 100)
-    for loops in ([[1001, 1, 1]], [[3, 2000, 1], [990, 2, 3]], [[500, 7, 1], [2, 1, 500]]):
-        assert 10 <= len(list(live_module._chunks(live_module.Steps(0, 0, np.array(loops)), torch.device("cpu")))) <= 30
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_same_on_a_gpu(tmp_path: Path) -> None:
-    old, engine = weights_of(SHAPES), Engine(0, 1)
-    model, live = worker(engine, old)
-    there = LiveParameters(model.cuda(), live.layout)
-    assert together([there], old)["q"].digest == wc.fingerprint(old)["q"]
-    for density in (0.1, 1.0):
-        new = changed(old, density, 3)
-        prepared = there.prepare_patches([staged(old, new, tmp_path)])
-        for row_name, boxes in prepared.held.items():
-            assert put_together(new.table[row_name], boxes).digest == wc.fingerprint(new)[row_name]
-        there.apply(prepared, new)
-        assert {name: one.digest for name, one in together([there], new).items()} == {
-            spec.name: wc.fingerprint(new)[spec.name] for spec in new.table
-        }
-        old = new

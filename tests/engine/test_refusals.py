@@ -1,4 +1,4 @@
-"""What an agent refuses before it pauses anything, and in what state it leaves an engine when it goes."""
+"""What an agent refuses before it pauses anything, and what it says about tensors and parameters left out."""
 
 from __future__ import annotations
 
@@ -8,31 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import Bag
 
 torch = pytest.importorskip("torch")
 
-from changes import changed  # noqa: E402
-from local_engine import Local, Training, attached, must_be  # noqa: E402
-from sharded_engine import SHAPES, Engine, memory, stream, weights_of  # noqa: E402
+from local_engine import Local, Training, attached, must_be, other_weights, saved  # noqa: E402
+from sharded_engine import SHAPES, Engine, memory, weights_of  # noqa: E402
 
 import weightcast as wc  # noqa: E402
-from weightcast.disk.checkpoint import save  # noqa: E402
 from weightcast.engine.agent import Agent  # noqa: E402
 from weightcast.engine.learn import learn  # noqa: E402
-from weightcast.engine.meeting import MisfitError  # noqa: E402
 from weightcast.engine.proof import prove  # noqa: E402
-from weightcast.engine.worker import EngineWorker  # noqa: E402
-from weightcast.errors import EngineError  # noqa: E402
+from weightcast.errors import EngineError, MisfitError  # noqa: E402
 from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
-
-
-def saved(weights: Bag, folder: Path) -> Path:
-    folder.mkdir()
-    save(weights, folder)
-    return folder
 
 
 # -- a channel that does not fit ---------------------------------------------------------------------------------------
@@ -68,7 +57,7 @@ def test_channel_of_another_model_is_refused_before_anything_is_paused_or_fetche
         assert "\n" not in str(refused.value)
         assert set(engine.calls) == {"hello", "survey"}
         assert [memory(model) for model in engine.models] == before
-        training.step(1)  # the agent that follows the right channel notices nothing
+        training.step(1)  # the agent of the right channel is not disturbed
         update = agent.step()
         assert update is not None
         assert (update.reloaded, update.position.version) == (0, 1)
@@ -77,7 +66,7 @@ def test_channel_of_another_model_is_refused_before_anything_is_paused_or_fetche
             prove(engine, wrong.subscriber.chain)
 
 
-def test_verify_of_an_engine_that_was_never_taught_refuses_the_wrong_channel(
+def test_verification_against_the_wrong_channel_is_refused(
     training: Training,
     tmp_path: Path,
 ) -> None:
@@ -87,60 +76,10 @@ def test_verify_of_an_engine_that_was_never_taught_refuses_the_wrong_channel(
         prove(engine, wrong.subscriber.chain)
 
 
-def through_numpy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that a tensor without memory cannot have."""
-    raw = tensor.reshape(-1).view(torch.uint8).numpy()
-    return torch.from_numpy(raw.copy()).view(tensor.dtype).reshape(tensor.shape)
-
-
-class Unfollowed(Local):
-    """An engine whose loader cannot be followed, whatever it is given."""
-
-    def _worker(self, engine: Engine, model: torch.nn.Module, *rest: Any) -> EngineWorker:
-        real = engine.load
-
-        def load(model: torch.nn.Module, given: Any) -> None:
-            real(model, ((name, through_numpy(x)) for name, x in given))
-
-        object.__setattr__(engine, "load", load)
-        return super()._worker(engine, model, *rest)
-
-
-def test_engine_whose_loader_cannot_be_followed_is_reloaded_if_its_own_checkpoint_cannot_either(
-    training: Training,
-    tmp_path: Path,
-) -> None:
-    engine = Unfollowed(training.weights, saved(training.weights, tmp_path / "begun"))
-    with attached(training, engine, tmp_path) as agent:
-        training.step(1)
-        update = agent.step()
-        assert update is not None
-        assert (update.reloaded, set(update.unproven)) == (len(SHAPES), set(SHAPES))
-        assert not engine.paused
-        for rank, model in enumerate(engine.models):
-            same = Engine(rank).make()
-            Engine(rank).load(same, stream(training.weights))
-            assert memory(same) == memory(model)
-
-
 # -- what can be neither placed nor reloaded ---------------------------------------------------------------------------
 
 
-class Packed(Local):
-    """An engine that packs after loading, and says that its own reload would not."""
-
-    reason = "its reload leaves them unpacked"
-
-    def _worker(
-        self, engine: Engine, model: torch.nn.Module, folder: Path | None, packed: bool, rank: int
-    ) -> EngineWorker:
-        def reload(given: Any) -> None:
-            raise AssertionError("it said that this is not possible")
-
-        def learned(table: TensorTable) -> Any:
-            return learn(model, lambda given: engine.load(model, given), table)
-
-        return EngineWorker(model, learned, reload, str(folder or "nowhere"), rank, 2, lambda: self.reason)
+REASON = "its reload leaves them unpacked"
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["found by comparing with its checkpoint", "nothing to compare"])
@@ -149,14 +88,15 @@ def test_engine_that_can_neither_be_patched_nor_reloaded_is_never_paused(
     training: Training,
     tmp_path: Path,
 ) -> None:
-    begun = changed(weights_of(SHAPES), 0.5, 99)
-    engine = Packed(begun, saved(begun, tmp_path / "begun") if known else None, packed=True)
+    begun = other_weights()
+    folder = saved(begun, tmp_path / "begun") if known else None
+    engine = Local(begun, folder, packed=True, cannot_reload=REASON)
     before = [memory(model) for model in engine.models]
     with attached(training, engine, tmp_path) as agent, pytest.raises(MisfitError) as refused:
         agent.step()
     text = str(refused.value)
     assert "can neither place nor reload" in text
-    assert engine.reason in text
+    assert REASON in text
     assert "gate, up" in text if known else "experts.0.down" in text
     assert "Restart vLLM from the mirror" in text
     assert not {"pause", "update"} & set(engine.calls)
@@ -165,7 +105,7 @@ def test_engine_that_can_neither_be_patched_nor_reloaded_is_never_paused(
 
 
 def test_engine_that_cannot_reload_but_can_be_patched_follows(training: Training, tmp_path: Path) -> None:
-    engine = Packed(training.weights)
+    engine = Local(training.weights, cannot_reload=REASON)
     with attached(training, engine, tmp_path) as agent:
         training.step(1)
         update = agent.step()
@@ -177,21 +117,12 @@ def test_engine_that_cannot_reload_but_can_be_patched_follows(training: Training
 # -- tensors and parameters without each other -------------------------------------------------------------------------
 
 
-class Skipping(Local):
-    """An engine that skips the tensor ``norm`` when it loads, and keeps what its parameter had."""
-
-    def _worker(self, engine: Engine, model: torch.nn.Module, *rest: Any) -> EngineWorker:
-        real = engine.load
-        object.__setattr__(engine, "load", lambda m, given: real(m, ((n, t) for n, t in given if n != "norm")))
-        return super()._worker(engine, model, *rest)
-
-
-def test_what_has_no_counterpart_is_named_once_and_never_called_proven(
+def test_tensor_and_parameter_without_counterpart_are_named_once_and_never_called_proven(
     training: Training,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine = Skipping(training.weights, saved(training.weights, tmp_path / "begun"))
+    engine = Local(training.weights, saved(training.weights, tmp_path / "begun"), skips="norm")
     with attached(training, engine, tmp_path) as agent:
         agent.step()
         training.step(1)
@@ -215,15 +146,15 @@ def test_what_has_no_counterpart_is_named_once_and_never_called_proven(
             assert prove(whole, other.subscriber.chain).verdict == "version 1 to the last bit, live on all workers"
 
 
-def test_engine_without_an_agent_and_with_absent_tensors_is_no_version_by_its_digest(
+def test_engine_with_absent_tensors_and_no_agent_is_at_no_version(
     training: Training,
     tmp_path: Path,
 ) -> None:
-    engine = Skipping(training.weights, saved(training.weights, tmp_path / "begun"))
+    engine = Local(training.weights, saved(training.weights, tmp_path / "begun"), skips="norm")
     with attached(training, engine, tmp_path) as agent:
         proof = prove(engine, agent.subscriber.chain)
     assert not proof.holds
-    assert "where it lives was not proven" in proof.unproven["q"]
+    assert "its layout was not verified" in proof.unproven["q"]
 
 
 def test_coverage_counts_every_element_and_no_padding() -> None:
@@ -239,77 +170,3 @@ def test_coverage_counts_every_element_and_no_padding() -> None:
         some = TensorTable.of([spec for spec in table if spec.name not in ("v", "experts.1.up", "scale")])
         assert learn(model, load, some).uncovered == {"qkv": 16, "w13": 24, "scale": 1}
         assert learn(model, load, TensorTable.of([TensorSpec("norm", "BF16", (9,))])).broken is not None
-
-
-# -- how an agent leaves -----------------------------------------------------------------------------------------------
-
-
-def test_update_that_wrote_nothing_resumes_an_engine_at_no_version(training: Training, tmp_path: Path) -> None:
-    begun = changed(weights_of(SHAPES), 0.5, 99)
-    engine = Local(begun, saved(begun, tmp_path / "begun"))
-    real = engine.pause
-
-    def pause(clear_cache: bool) -> None:
-        for one in engine.workers:
-            one.close()  # what was staged is gone
-        real(clear_cache)
-
-    engine.pause = pause  # type: ignore[method-assign]
-    with attached(training, engine, tmp_path) as agent:
-        with pytest.raises(EngineError, match="of no use"):
-            agent.step()
-        assert (engine.paused, engine.served) == (False, "default")
-        engine.pause = real  # type: ignore[method-assign]
-        agent.step()
-        must_be(engine, agent, 0)
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["at a version", "at none"])
-def test_agent_interrupted_in_a_pause_resumes_an_engine_whose_weights_are_whole(
-    known: bool,
-    training: Training,
-    tmp_path: Path,
-) -> None:
-    begun = weights_of(SHAPES) if known else changed(weights_of(SHAPES), 0.5, 99)
-    engine = Local(begun, saved(begun, tmp_path / "begun"))
-    agent = attached(training, engine, tmp_path)
-    if known:
-        agent.step()
-
-    def interrupted(info: object) -> None:
-        raise KeyboardInterrupt
-
-    real, engine.update = engine.update, interrupted  # type: ignore[method-assign]
-    training.step(1)
-    with pytest.raises(KeyboardInterrupt), agent:
-        agent.step()
-    assert (engine.paused, engine.served) == (False, "0" if known else "default")
-    engine.update = real  # type: ignore[method-assign]
-    with attached(training, engine, tmp_path) as after:
-        after.step()
-        must_be(engine, after, 1)
-
-
-def test_agent_interrupted_over_mixed_weights_leaves_the_engine_paused_and_says_so(
-    training: Training,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    engine = Local(training.weights)
-    agent = attached(training, engine, tmp_path)
-    agent.step()
-
-    def interrupted(info: Mapping[str, Any]) -> None:
-        engine.workers[0].apply(info["job"], info["position"], info["mirror"], list(info["reload"]))
-        raise KeyboardInterrupt
-
-    real, engine.update = engine.update, interrupted  # type: ignore[method-assign]
-    training.step(1)
-    with pytest.raises(KeyboardInterrupt), agent:
-        agent.step()
-    assert engine.paused
-    assert "stays paused: an update broke off, and its weights are mixed. Start the agent again" in caplog.text
-    engine.update = real  # type: ignore[method-assign]
-    with attached(training, engine, tmp_path) as after:
-        after.step()
-        must_be(engine, after, 1)

@@ -697,7 +697,7 @@ def test_of_two_trainers_the_one_that_was_outrun_hears_of_it_at_its_sync(opened:
     step(theirs, 9)
     second = begun(opened(store), theirs)
     step(mine, 1)
-    with pytest.raises(ConflictError, match="Only one may write"):
+    with pytest.raises(ConflictError, match="Only one writer may publish"):
         sync(first, mine)
     holds(store, theirs)
     with pytest.raises(ConflictError):
@@ -720,7 +720,7 @@ class Following:
         self._thread.start()
 
     def _run(self) -> None:
-        for _ in self.agent.follow(every=0.01, trouble=lambda error: None):
+        for _ in self.agent.follow(every=0.01, on_error=lambda error: None):
             pass
 
     def stop(self) -> None:
@@ -808,7 +808,7 @@ def test_a_position_of_another_channel_is_not_taken_for_ours(opened: Opened) -> 
         def committed(self, position: Position) -> None:
             self.tell(Position(position.version + 7, position.digest[::-1]))
 
-    with pytest.raises(EngineError, match=r"engine stands at 7.*patience"):
+    with pytest.raises(EngineError, match=r"engine is at 7.*patience"):
         begun(opened(Reset(), patience=0.1), model())
 
 
@@ -881,7 +881,7 @@ def test_an_agent_that_dies_costs_a_warning_and_its_successor_catches_up(
         assert 0.3 <= time.monotonic() - began < 10
         assert (done.version, done.live, done.pause) == (number, False, None)
         (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        assert f"version {number} is not live after 0.3 s: engine-0 stands at 0; training goes on" in warning
+        assert f"version {number} is not live after 0.3 s: engine-0 is at 0; training goes on" in warning
         assert engine.served == "0"
     transfer._patience = 30.0
     with Following(store, engine, tmp_path / "mirror"):
@@ -1175,7 +1175,7 @@ def test_driven_engine_at_another_version_of_the_same_number_is_not_live(
     done = sync(transfer, stream(changed(weights, 0.05, 1)))
     assert engine.served == "1"
     assert (done.version, done.live, done.pause) == (1, False, None)
-    assert "the engine stands at 1 (" in caplog.text
+    assert "the engine is at 1 (" in caplog.text
 
 
 # -- a bucket that is away ---------------------------------------------------------------------------------------------

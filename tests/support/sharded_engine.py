@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from cases import Bag, random_bits
 
-from weightcast.engine.layout import put_together
+import weightcast as wc
+from weightcast.engine.box_digests import combine
+from weightcast.engine.learn import learn
 from weightcast.engine.live import LiveParameters
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorSpec
 from weightcast.torch.coordinates import DTYPES
 
@@ -66,9 +72,7 @@ def stream(weights: Bag) -> Stream:
 
 def together(workers: Iterable[LiveParameters], weights: Bag) -> dict[str, object]:
     workers = list(workers)
-    return {
-        spec.name: put_together(spec, [held for live in workers for held in live.held(spec)]) for spec in weights.table
-    }
+    return {spec.name: combine(spec, [box for live in workers for box in live.digest(spec)]) for spec in weights.table}
 
 
 HIDDEN, HEAD, VOCABULARY, PADDED, INNER, EXPERTS = 8, 2, 10, 12, 6, 3
@@ -156,3 +160,21 @@ class Engine:
                 p["w13"].data[int(number), half * (kind == "up") :][:half].copy_(self._shard(x, 0))
         else:
             p[name].data.copy_(x)
+
+
+def live_worker(engine: Engine, weights: Bag, **options: Any) -> tuple[torch.nn.Module, LiveParameters]:
+    """A worker that was started with these weights and digested."""
+    model = engine.make()
+    layout = learn(model, lambda given: engine.load(model, given), weights.table)
+    engine.load(model, stream(weights))
+    live = LiveParameters(model, layout, **options)
+    for spec in weights.table:
+        live.digest(spec)
+    return model, live
+
+
+def staged(old: Bag, new: Bag, folder: Path) -> PatchReader:
+    """A patch as a mirror stages it."""
+    path = folder / f"{len(list(folder.iterdir()))}.patch"
+    wc.write_patch(old, new, path, codec="plain")
+    return PatchReader(FileSource(path))

@@ -1,9 +1,9 @@
 """`weightcast`, but with something wrong: `python dying.py FAULT ARGUMENTS…`
 
 - `tell:FILE` writes the name of every step to a file: calls to the engine, and what the mirror does.
-- `before:K`, `amid:K` and `after:K` kill the process (SIGKILL) at its K-th step, counted from 0. `amid` is while the
-  engine works on it.
-- `protocol:N` speaks another protocol than the engine's plug-in.
+- `before:K`, `during:K` and `after:K` kill the process (SIGKILL) at its K-th step, counted from 0; `during` is while
+  the engine works on it.
+- `protocol:N` uses another protocol than the engine's plug-in.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weightcast.cli import main
-from weightcast.engine import meeting
+from weightcast.engine import protocol
 from weightcast.engine.client import HttpEngine
 from weightcast.follow.subscriber import Subscriber
 
-AMID_SECONDS = 0.05
+DURING_SECONDS = 0.05
 
 
 def die() -> NoReturn:
@@ -31,21 +31,21 @@ def die() -> NoReturn:
 
 
 def name_of(path: str, body: Mapping[str, Any] | None) -> str:
-    """What a call is for: what workers are asked, or the route itself."""
+    """What a call is for: the kind of request to the workers, or the route itself."""
     if path == "/collective_rpc" and body is not None:
-        return str(json.loads(body["args"][0])["do"])
+        return str(json.loads(body["args"][0])["kind"])
     return path.partition("?")[0]
 
 
 class Steps:
-    """Counts steps; one that only asks again how a job is doing is none."""
+    """Counts steps; asking again for the same job is not another one."""
 
     def __init__(self, fault: str, argument: str):
         self._fault, self._argument = fault, argument
         self._count, self._last = -1, ""
 
     def at(self, name: str, step: Callable[[], Any]) -> Any:
-        again, self._last = name == self._last == "job", name
+        again, self._last = name == self._last == "read_job", name
         if again:
             return step()
         self._count += 1
@@ -57,19 +57,19 @@ class Steps:
             return step()
         if self._fault == "before":
             die()
-        if self._fault == "amid":
-            threading.Timer(AMID_SECONDS, die).start()
+        if self._fault == "during":
+            threading.Timer(DURING_SECONDS, die).start()
         step()
         die()
 
 
 def count_steps(steps: Steps) -> None:
-    call, poll, apply = HttpEngine._call, Subscriber.poll, Subscriber.apply
+    call, poll, apply = HttpEngine.call, Subscriber.poll, Subscriber.apply
 
     def counted(self: HttpEngine, method: str, path: str, body: Any = None, timeout: float = 60.0) -> Any:
         return steps.at(name_of(path, body), lambda: call(self, method, path, body, timeout))
 
-    HttpEngine._call = counted  # type: ignore[method-assign]
+    HttpEngine.call = counted  # type: ignore[method-assign]
     Subscriber.poll = lambda self: steps.at("poll", lambda: poll(self))  # type: ignore[method-assign]
     Subscriber.apply = lambda self, staged: steps.at("mirror", lambda: apply(self, staged))  # type: ignore[method-assign]
 
@@ -77,7 +77,7 @@ def count_steps(steps: Steps) -> None:
 if __name__ == "__main__":
     fault, _, argument = sys.argv.pop(1).partition(":")
     if fault == "protocol":
-        meeting.PROTOCOL = int(argument)
+        protocol.PROTOCOL = int(argument)
     else:
         count_steps(Steps(fault, argument))
     main()

@@ -162,10 +162,9 @@ def _command(model: str, port: int, tensor_parallel: int, backend: str | None, e
 
 def _environment(folder: Path, tensor_parallel: int, more: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PYTEST_"))}
-    paths = [str(SITE), *filter(None, [inherited.get("PYTHONPATH")])]
     return {
         **inherited,
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": python_path(),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
@@ -177,6 +176,11 @@ def _environment(folder: Path, tensor_parallel: int, more: Mapping[str, str]) ->
         "VLLM_SERVER_DEV_MODE": "1",
         **more,
     }
+
+
+def python_path() -> str:
+    """The plug-ins for tests, before whatever this process has."""
+    return os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _cores(tensor_parallel: int) -> str:

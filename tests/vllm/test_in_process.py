@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engines import SITE
+from engines import python_path
 from world import training
 
 
@@ -20,7 +20,7 @@ def test_an_llm_of_this_process_follows(kind: str, model: Callable[[str], Path],
             version = trainer.step()
         done = subprocess.run(
             [sys.executable, str(script), str(model(kind)), trainer.channel, str(tmp_path / "mirror")],
-            env={**os.environ, "PYTHONPATH": str(SITE)},
+            env={**os.environ, "PYTHONPATH": python_path()},
             capture_output=True,
             text=True,
             timeout=200,

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engines import SITE, Engine, serving
+from engines import Engine, python_path, serving
 from vllm.config import ParallelConfig
 from world import attached, live, must_be, training
 
@@ -59,7 +59,7 @@ def must_refuse(engine: Engine, channel: str, mirror: Path, *texts: str) -> None
 
 def test_entry_point_names_the_backend_and_touches_nothing() -> None:
     script = Path(__file__).with_name("untouched.py")
-    environment = {**os.environ, "PYTHONPATH": str(SITE)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=False
     )

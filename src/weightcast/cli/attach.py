@@ -11,10 +11,10 @@ import typer
 
 from weightcast.channel.policy import Every, Newest, Pinned, Policy
 from weightcast.cli.console import Url, fields_of, open_chain, say, tell, warn, working
-from weightcast.engine.agent import Agent, Update
+from weightcast.engine.agent import Agent
 from weightcast.engine.client import HttpEngine
-from weightcast.engine.meeting import MisfitError
-from weightcast.errors import UsageError, VersionError, WeightcastError
+from weightcast.engine.update import EngineUpdate
+from weightcast.errors import MisfitError, UsageError, VersionError, WeightcastError
 from weightcast.follow.heartbeat_sender import default_replica
 from weightcast.follow.mirror_folder import default_mirror
 
@@ -146,7 +146,7 @@ def _warn(error: WeightcastError, as_json: bool) -> None:
     tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
 
 
-def _tell(update: Update, as_json: bool) -> None:
+def _tell(update: EngineUpdate, as_json: bool) -> None:
     seconds = {phase: round(value, 4) for phase, value in update.seconds.items()}
     if as_json:
         values = {"version": update.position.version, "digest": update.position.digest, "changed": update.changed}

@@ -1,110 +1,73 @@
 """The agent: a mirror that follows a channel, and an engine that follows the mirror.
 
-    poll → fetch, decode, prove (mirror) → stage (workers) → [pause → apply → finish → resume]
+    poll → fetch, decode, verify (mirror) → stage (workers) → [pause → apply → finish → resume]
 
-All but what is in brackets goes on while the engine serves. Whatever state an engine is found in, it is brought to the
-mirror's version: by patches if it stands where they begin, by comparing it with the mirror if its layout is trusted, by
-its own loader if not. An update that broke off leaves it paused until one of them has worked. A channel that does not
-fit the engine is refused before anything is fetched for it, and before the engine is paused.
+Everything outside the brackets happens while the engine serves. Whatever state an engine is found in, it is brought to
+the mirror's version; `plan` decides how. An update that breaks off leaves the engine paused until another one has
+worked. A channel that does not fit the engine is refused before anything is fetched for it, and before any pause.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
-import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from weightcast.channel.keys import Position
 from weightcast.channel.policy import NEWEST, Pinned, Policy
-from weightcast.channel.records import position_json
+from weightcast.engine.box_digests import fingerprint_of
 from weightcast.engine.client import Engine
-from weightcast.engine.meeting import (
-    Met,
-    MisfitError,
-    Told,
-    carry_out,
-    compare_files,
-    counted,
-    doubt,
-    hold,
-    joined_fingerprint,
-    listed,
-    live_digests,
-    meet,
-    refuse_reload,
-    stand,
-    teach,
-    trust,
+from weightcast.engine.fit import counted, listed, refuse_reload, teach
+from weightcast.engine.jobs import combine_digests, compare_files, live_digests, new_job, run_job
+from weightcast.engine.messages import (
+    ApplyUpdate,
+    Distrust,
+    SetPosition,
+    StagePatches,
+    StageWeights,
+    Trust,
 )
-from weightcast.errors import EngineError, StoreError, WeightcastError
+from weightcast.engine.messages import (
+    Staged as StagedOnWorker,
+)
+from weightcast.engine.pause import Pause
+from weightcast.engine.plan import Compare, Patch, Reload, plan_patch, plan_update
+from weightcast.engine.state import EngineState, read_state
+from weightcast.engine.update import EngineUpdate
+from weightcast.errors import EngineError, MisfitError, StoreError, WeightcastError
 from weightcast.follow.heartbeat_sender import HeartbeatSender, error_text
-from weightcast.follow.loop import OnError
+from weightcast.follow.loop import OnError, rounds
 from weightcast.follow.mirror import Mirror
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.replica import Staged
 from weightcast.follow.subscriber import Subscriber
+from weightcast.follow.update import Phases
 from weightcast.format.digest import Fingerprint
 from weightcast.format.spec import TensorTable
-from weightcast.store.backoff import CLOCK, Backoff, Clock
+from weightcast.store.backoff import CLOCK, Clock
 from weightcast.store.base import Store
 
 _LONGEST = 30.0
-"""Seconds between two attempts at most: an engine that restarts serves old weights until it is met again."""
+"""Seconds between two attempts at most: an engine that restarts serves old weights until the agent reaches it."""
 
 _MIXED = "updating"
-"""The version of an engine that holds none."""
+"""What an engine whose weights are a mix of versions is called instead of a version."""
+
 _log = logging.getLogger("weightcast")
 
 
 @dataclass(frozen=True)
-class Update:
-    """What brought an engine to a version: ``seconds`` by phase, of which only some were a pause."""
-
-    position: Position
-    changed: int
-    """Elements written, on all workers."""
-    nbytes: int
-    """Memory that was staged for it."""
-    reloaded: int
-    """Tensors that went through the engine's own loader."""
-    unproven: tuple[str, ...]
-    """Tensors whose live bits cannot be read back."""
-    seconds: Mapping[str, float]
-
-    @property
-    def pause(self) -> float:
-        return sum(self.seconds.get(phase, 0.0) for phase in ("pause", "apply", "prove", "resume"))
-
-
-@dataclass
-class Phases:
-    """Adds up seconds by phase."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
-
-
-@dataclass(frozen=True)
 class _Ready:
-    """A job that was staged, and the reload beside it."""
+    """An update that the workers can write: a staged job, if any, and what is reloaded after it."""
 
     job: str | None
-    told: Told
     reload: tuple[str, ...]
+    changed: int = 0
+    nbytes: int = 0
 
 
 class Agent:
@@ -122,29 +85,29 @@ class Agent:
         replica: str | None = None,
         clock: Clock = CLOCK,
     ):
-        """``prove`` digests all live parameters after every apply, while the engine is still paused.
+        """``prove`` digests all live parameters after every update, while the engine is still paused.
 
-        With a ``replica`` name, heartbeats are left in the bucket, as far as that is permitted.
+        With a ``replica`` name the agent leaves heartbeats in the bucket, if it may write there.
         """
         self.engine = engine
-        instance = MirrorFolder(Path(mirror)).instance
-        self._heartbeats = HeartbeatSender(replica, instance, clock) if replica else None
         self.subscriber = Subscriber(channel, mirror, policy=policy, clock=clock)
-        self._policy, self._prove, self._clear_cache, self._clock = policy, prove, clear_cache, clock
-        self._stopped = threading.Event()
         self.position: Position | None = None
-        """Where the engine stands, as far as we know."""
-        self._met: Met | None = None
-        self._held = False
-        """Whether the engine is paused because of us, or of an agent before us."""
-        self._proven: tuple[str, ...] = ()
-        """The workers whose word is taken for where they stand, if all is to be proven."""
+        """Of the engine, as far as the agent knows."""
         self.unproven: tuple[str, ...] = ()
-        self.last: Update | None = None
+        """Tensors whose live bits cannot be read back."""
+        self.last: EngineUpdate | None = None
         self.trouble: WeightcastError | None = None
         """What the last round of `follow` ended with."""
         self.short: WeightcastError | None = None
-        """Why the last round went to an older version than is wanted, if it did."""
+        """Why the last round went to an older version than the policy wants, if it did."""
+        self._policy, self._prove, self._clock = policy, prove, clock
+        self._pause = Pause(engine, clear_cache)
+        instance = MirrorFolder(Path(mirror)).instance
+        self._heartbeats = HeartbeatSender(replica, instance, clock) if replica else None
+        self._state: EngineState | None = None
+        self._verified: tuple[str, ...] = ()
+        """The worker processes whose reported position is believed, if every update is to be proven."""
+        self._stopped = threading.Event()
 
     @property
     def behind(self) -> int | None:
@@ -162,24 +125,24 @@ class Agent:
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
-    def step(self) -> Update | None:
+    def step(self) -> EngineUpdate | None:
         """Bring mirror and engine to the version that the policy wants; None if they are there."""
-        clock = Phases()
-        staged, outage, met, away = None, None, None, None
+        phases = Phases(self._clock)
+        staged, outage, state, away = None, None, None, None
         self.short = None
         try:
-            met = self._meet(clock)
-            self._resume_what_was_left(met)
+            state = self._meet(phases)
+            self._pause.end_leftover(state, self._prove)
         except MisfitError:
             raise
         except EngineError as error:
             self.position, away = None, error
         try:
-            with clock.phase("fetch"):
+            with phases.phase("fetch"):
                 staged = self.subscriber.poll()
         except WeightcastError as error:
-            outage = error  # an engine that has restarted is brought to what the mirror has
-        update = self._follow_mirror(met, staged, clock)
+            outage = error  # an engine that has restarted still gets what the mirror has
+        update = self._follow_mirror(state, staged, phases)
         self.short = staged.reason if staged is not None else None
         if outage is not None:
             raise outage
@@ -187,75 +150,80 @@ class Agent:
             raise away
         return update
 
-    def _follow_mirror(self, met: Met | None, staged: Staged | None, clock: Phases) -> Update | None:
+    def _follow_mirror(self, state: EngineState | None, staged: Staged | None, phases: Phases) -> EngineUpdate | None:
         try:
-            ready = self._stage_patches(met, staged, clock) if met and staged else None
+            ready = self._stage_patches(state, staged, phases) if state and staged else None
         finally:
-            if staged is not None:  # whatever the engine does, the mirror goes on
+            if staged is not None:  # whatever the engine does, the mirror moves on
                 self.subscriber.apply(staged)
         target, fingerprint = self.subscriber.position, self.mirror.fingerprint
-        if met is None or target is None or fingerprint is None:
+        if state is None or target is None or fingerprint is None:
             return None
-        if met.position is None and not met.changing:
-            met = self._recognise(met, fingerprint, target, clock)
+        if state.position is None and not state.changing:
+            state = self._recognise(state, fingerprint, target, phases)
+        self._pause.end_leftover(state, self._prove)
+        plan = plan_update(state, self._table, target)
         update = None
-        self._resume_what_was_left(met)
-        if met.position != target or met.changing:
+        if plan is not None:
             self.position = None
-            update = self._bring(met, ready, target, fingerprint, clock)
+            ready = ready or self._stage(plan, state, fingerprint, phases)
+            update = self._bring(ready, target, fingerprint, phases)
             self.last, self.unproven = update, update.unproven
-        self.position, self._proven = target, met.instances
+        self.position, self._verified = target, state.instances
         return update
 
-    def _meet(self, clock: Phases) -> Met:
-        met = meet(self.engine, self._table, self._met)
-        if not met.learned:
-            with clock.phase("learn"):
-                teach(self.engine, self.subscriber.chain.channel)
-            met = meet(self.engine, self._table)
-            self._name_what_does_not_fit(met)
-        self._held = met.held
-        if met.changing:
-            # Whatever is there is mixed, and must not be served.
-            self._pause()
-        self.position, self._met = met.position, met
-        return replace(met, position=None) if self._prove and met.instances != self._proven else met
+    # -- what the engine is ------------------------------------------------------------------------------------------
 
-    def _name_what_does_not_fit(self, met: Met) -> None:
-        """Once for each engine that is met: nobody shall believe that all of a version is in it if it is not."""
-        for name, reason in met.unknown.items():
+    def _meet(self, phases: Phases) -> EngineState:
+        state = read_state(self.engine, self._table, self._state)
+        if not state.learned:
+            with phases.phase("learn"):
+                teach(self.engine, self.subscriber.chain.channel)
+            state = read_state(self.engine, self._table)
+            self._warn_of_misfits(state)
+        self._pause.ours = state.paused_by_agent
+        if state.changing:
+            self._pause.begin()  # a mix of versions must not be served
+        self.position, self._state = state.position, state
+        return replace(state, position=None) if self._prove and state.instances != self._verified else state
+
+    def _warn_of_misfits(self, state: EngineState) -> None:
+        """Once for each engine process: nobody should believe that all of a version is in it if it is not."""
+        fit = state.fit
+        for name, reason in fit.unknown.items():
             _log.warning("%s is reloaded whole when it changes: %s", name, reason)
-        if met.absent:
-            names = f"{counted(met.absent, 'tensor')} of the channel: {listed(met.absent)}"
+        if fit.absent:
+            names = f"{counted(fit.absent, 'tensor')} of the channel: {listed(fit.absent)}"
             _log.warning("the engine has no place for %s", names)
-        if met.uncovered:
-            names = f"{counted(met.uncovered, 'parameter')} of the engine: {listed(met.uncovered)}"
+        if fit.uncovered:
+            names = f"{counted(fit.uncovered, 'parameter')} of the engine: {listed(fit.uncovered)}"
             _log.warning("neither the channel nor the engine's own checkpoint covers %s", names)
 
-    def _recognise(self, met: Met, fingerprint: Fingerprint, target: Position, clock: Phases) -> Met:
-        """Find out by live digests which version an engine is that does not say so, and which layouts hold."""
-        with clock.phase("recognise"):
-            sums = live_digests(self.engine, self._table)
-        same = {name for name, total in sums.items() if total.digest == fingerprint[name]}
-        found = joined_fingerprint(self._table, sums)
-        position = target if len(same | met.absent) == len(self._table) else None
+    def _recognise(self, state: EngineState, fingerprint: Fingerprint, target: Position, phases: Phases) -> EngineState:
+        """Find out by live digests which version an engine is that does not say so, and which layouts are right."""
+        fit = state.fit
+        with phases.phase("recognise"):
+            digests = live_digests(self.engine, self._table)
+        same = {name for name, one in digests.items() if one.digest == fingerprint[name]}
+        found = fingerprint_of(self._table, digests)
+        position = target if len(same | fit.absent) == len(self._table) else None
         if position is None and found is not None:
             position = self._find(found)
-        trusted = sums.keys() - met.absent if position else same | met.trusted
-        if position is None and not met.updates:
-            with clock.phase("compare"):
+        trusted = digests.keys() - fit.absent if position else same | fit.trusted
+        if position is None and not state.updates:
+            with phases.phase("compare"):
                 loaded, other = compare_files(self.engine)
-            packed = other - met.trusted  # else it was changed since
-            doubt(self.engine, packed)
+            packed = other - fit.trusted  # a trusted one differs because it was changed since
+            self.engine.ask(Distrust(tuple(sorted(packed)), "the engine changes it after loading"))
             trusted = (trusted | loaded) - packed
-        trust(self.engine, trusted)
+        self.engine.ask(Trust(tuple(sorted(trusted))))
         if position is not None:
-            stand(self.engine, position)
+            self.engine.ask(SetPosition(position))
             self.engine.name_version(str(position.version))
-        return replace(met, position=position, trusted=frozenset(trusted))
+        return replace(state, position=position, fit=replace(fit, trusted=frozenset(trusted)))
 
     def _find(self, fingerprint: Fingerprint) -> Position | None:
-        """The version of the channel that has these bits; None in an outage."""
+        """The version of the channel that has these bits; None during an outage."""
         chain, version = self.subscriber.chain, None
         with suppress(StoreError):
             head = chain.head()
@@ -264,212 +232,147 @@ class Agent:
 
     # -- stage -------------------------------------------------------------------------------------------------------
 
-    def _stage_patches(self, met: Met, staged: Staged, clock: Phases) -> _Ready | None:
-        """Have the workers prepare what was fetched, if the engine stands where it begins."""
-        if met.position is None or met.changing or met.position != staged.start or staged.folder is not None:
+    def _stage_patches(self, state: EngineState, staged: Staged, phases: Phases) -> _Ready | None:
+        """Have the workers prepare what was fetched, if the engine is where it begins."""
+        before = self.mirror.fingerprint
+        if before is None or staged.folder is not None:  # an anchor, not patches
             return None
-        touched = {
-            spec.name
-            for spec, before, after in zip(self._table, self._digests_now(), staged.fingerprint.digests, strict=True)
-            if before != after
-        }
-        reload = self._to_reload(met, touched)
-        request = {"do": "stage_patches", "paths": [str(patch.path) for patch in staged.patches]}
-        with clock.phase("stage"):
-            job, told = carry_out(self.engine, self._table, request)
-        self._refuse_other_sums(told, staged.fingerprint)
-        return _Ready(job, told, reload)
+        plan = plan_patch(state, staged.start, before, staged.fingerprint)
+        if plan is None:
+            return None
+        refuse_reload(plan.unreachable, state.fit.cannot_reload, self.engine.url)
+        request = StagePatches(new_job(), tuple(str(patch.path) for patch in staged.patches))
+        with phases.phase("stage"):
+            results = run_job(self.engine, request)
+        return self._ready(plan, request.job, results, staged.fingerprint)
 
-    def _to_reload(self, met: Met, names: Collection[str]) -> tuple[str, ...]:
-        """What must go through the engine's own loader, so that some tensors get there; `MisfitError` if it cannot."""
-        missing = set(names) - met.trusted - met.absent
-        refuse_reload(missing, met.cannot_reload, self.engine.url)
-        return self._whole_layers(missing)
-
-    def _digests_now(self) -> tuple[int, ...]:
-        fingerprint = self.mirror.fingerprint
-        assert fingerprint is not None
-        return fingerprint.digests
-
-    def _stage_weights(self, met: Met, fingerprint: Fingerprint, clock: Phases) -> _Ready:
+    def _stage(self, plan: Compare | Reload, state: EngineState, fingerprint: Fingerprint, phases: Phases) -> _Ready:
         """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
-        reload = self._to_reload(met, {spec.name for spec in self._table})
-        names = sorted(met.trusted - set(reload))
-        with clock.phase("stage"):
-            job, told = carry_out(self.engine, self._table, {"do": "stage_weights", **self._source(), "names": names})
-        self._refuse_other_sums(told, fingerprint)
-        return _Ready(job, told, reload)
+        refuse_reload(plan.unreachable, state.fit.cannot_reload, self.engine.url)
+        if isinstance(plan, Reload):
+            return _Ready(None, plan.reload)
+        try:
+            return self._stage_weights(plan, fingerprint, phases)
+        except _StagedWrongError:
+            live_digests(self.engine, self._table)  # what the workers remember of themselves is wrong
+            return self._stage_weights(plan, fingerprint, phases)
 
-    def _source(self) -> dict[str, Any]:
-        """The mirror, for workers to read."""
-        return {"folder": str(self.mirror.folder.absolute())}
+    def _stage_weights(self, plan: Compare, fingerprint: Fingerprint, phases: Phases) -> _Ready:
+        request = StageWeights(new_job(), self._mirror_folder, plan.names)
+        with phases.phase("stage"):
+            results = run_job(self.engine, request)
+        return self._ready(plan, request.job, results, fingerprint)
 
-    def _refuse_other_sums(self, told: Told, fingerprint: Fingerprint) -> None:
-        for name, total in told.sums.items():
-            if total.digest != fingerprint[name] and not total.rounded:
-                problem = total.problem or "what is staged would not be the version's bits"
-                hint = "The engine's memory was changed by somebody else; the agent compares it with the mirror now."
+    def _ready(
+        self, plan: Patch | Compare, job: str, results: Sequence[StagedOnWorker], fingerprint: Fingerprint
+    ) -> _Ready:
+        """`EngineError` unless what is staged leads to the version's bits."""
+        for name, found in combine_digests(self.engine, self._table, [one.digests for one in results]).items():
+            if found.digest != fingerprint[name] and not found.rounded:
+                problem = found.problem or "what is staged would not be the version's bits"
+                hint = "Something else changed the engine's memory; the agent compares it with the mirror now."
                 raise _StagedWrongError(problem, url=self.engine.url, tensor=name, hint=hint)
+        return _Ready(job, plan.reload, sum(one.changed for one in results), sum(one.nbytes for one in results))
 
-    def _whole_layers(self, names: Collection[str]) -> tuple[str, ...]:
-        """All tensors of the layers that some tensors are in: a loader that is given half a layer fills up the rest."""
-        groups = {_layer_of(name) for name in names}
-        return tuple(spec.name for spec in self._table if _layer_of(spec.name) in groups)
+    @property
+    def _mirror_folder(self) -> str:
+        return str(self.mirror.folder.absolute())
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
-    def _bring(
-        self, met: Met, ready: _Ready | None, target: Position, fingerprint: Fingerprint, clock: Phases
-    ) -> Update:
-        if ready is None:
-            try:
-                ready = self._stage_weights(met, fingerprint, clock)
-            except _StagedWrongError:
-                live_digests(self.engine, self._table)  # what the workers remember of themselves is wrong
-                ready = self._stage_weights(met, fingerprint, clock)
-        unproven = self._write(ready, target, fingerprint, clock)
+    def _bring(self, ready: _Ready, target: Position, fingerprint: Fingerprint, phases: Phases) -> EngineUpdate:
+        """Write what is ready; if that fails halfway, load everything again before the engine goes on."""
+        unproven = self._write(ready, target, fingerprint, phases)
         if unproven is None:
             self.engine.finish(_MIXED)
             _log.warning("the update failed; the engine stays paused while all of it is loaded again")
-            everything = tuple(spec.name for spec in self._table)
-            ready = _Ready(None, ready.told, everything)
-            unproven = self._write(ready, target, fingerprint, clock)
-            if unproven is None:
-                self.engine.finish(_MIXED)
-                failed = meet(self.engine, self._table).failed or "its live bits are not the version's"
-                hint = "It stays paused. Restart it; the agent brings it to the newest version."
-                raise EngineError(f"the engine cannot be updated: {failed}", url=self.engine.url, hint=hint)
-        with clock.phase("resume"):
+            ready = replace(ready, job=None, reload=tuple(spec.name for spec in self._table))
+            unproven = self._write(ready, target, fingerprint, phases)
+        if unproven is None:
+            self.engine.finish(_MIXED)
+            failed = read_state(self.engine, self._table).failed or "its live bits are not the version's"
+            hint = "It stays paused. Restart it; the agent brings it to the newest version."
+            raise EngineError(f"the engine cannot be updated: {failed}", url=self.engine.url, hint=hint)
+        with phases.phase("resume"):
             self.engine.finish(str(target.version))
-            self._resume()
-        told = ready.told
-        return Update(target, told.changed, told.nbytes, len(ready.reload), unproven, clock.seconds)
+            self._pause.end()
+        return EngineUpdate(target, ready.changed, ready.nbytes, len(ready.reload), unproven, phases.seconds)
 
     def _write(
-        self, ready: _Ready, target: Position, fingerprint: Fingerprint, clock: Phases
+        self, ready: _Ready, target: Position, fingerprint: Fingerprint, phases: Phases
     ) -> tuple[str, ...] | None:
-        """Pause and write; the tensors that cannot be proven, or None if it failed. The engine is paused behind it."""
-        info = {"job": ready.job, "position": position_json(target), "mirror": self._source(), "reload": ready.reload}
-        with clock.phase("pause"):
-            self._pause()
-        with clock.phase("apply"):
-            self.engine.update(info)
-            met = meet(self.engine, self._table, self._met)
-        if met.failed and not met.changing:  # nothing was written
-            self.engine.finish(str(met.position.version) if met.position else None)
-            self._resume()
-            raise EngineError(
-                f"what was staged is of no use: {met.failed}", url=self.engine.url, hint="It is tried again."
-            )
-        if met.failed:
+        """Pause and write; the tensors that cannot be verified, or None if it failed. The engine stays paused."""
+        with phases.phase("pause"):
+            self._pause.begin()
+        with phases.phase("apply"):
+            self.engine.update(ApplyUpdate(ready.job, target, self._mirror_folder, ready.reload))
+            state = read_state(self.engine, self._table, self._state)
+        if state.failed and not state.changing:  # nothing was written
+            self.engine.finish(str(state.position.version) if state.position else None)
+            self._pause.end()
+            problem = f"the workers refuse what was staged: {state.failed}"
+            raise EngineError(problem, url=self.engine.url, hint="The agent tries again.")
+        if state.failed:
             return None
-        with clock.phase("prove"):
-            return self._prove_now(ready, fingerprint)
+        with phases.phase("prove"):
+            return self._read_back(ready, state, fingerprint)
 
-    def _prove_now(self, ready: _Ready, fingerprint: Fingerprint) -> tuple[str, ...] | None:
-        """Read back what was loaded, or all: a tensor that is right is trusted from now on."""
+    def _read_back(self, ready: _Ready, state: EngineState, fingerprint: Fingerprint) -> tuple[str, ...] | None:
+        """Digest what was reloaded, or everything; a tensor that is right is trusted from now on."""
         if not ready.reload and not self._prove:
             return self.unproven
-        met = meet(self.engine, self._table)
-        names = None if self._prove else ready.reload
-        sums = live_digests(self.engine, self._table, names)
-        wrong = {name for name, total in sums.items() if total.digest != fingerprint[name]} - met.absent
-        if any(not sums[name].rounded for name in wrong & met.trusted):
-            stand(self.engine, None)
+        fit = state.fit
+        digests = live_digests(self.engine, self._table, None if self._prove else ready.reload)
+        wrong = {name for name, one in digests.items() if one.digest != fingerprint[name]} - fit.absent
+        if any(not digests[name].rounded for name in wrong & fit.trusted):
+            self.engine.ask(SetPosition(None))
             return None
-        trust(self.engine, sums.keys() - wrong - met.absent)
-        known = set(self.unproven) - sums.keys()
-        return tuple(sorted(known | wrong))
-
-    def _pause(self) -> None:
-        if not self._held and not self.engine.is_paused():
-            self._held = True  # first: whoever interrupts us here must not leave the engine paused
-            hold(self.engine, True)
-        self.engine.pause(self._clear_cache)  # again, if it is paused already: for the cache
-
-    def _resume(self) -> None:
-        """Let it go on, unless it was somebody else who had paused it."""
-        if self._held:
-            self.engine.resume()
-            hold(self.engine, False)
-            self._held = False
-
-    def _resume_what_was_left(self, met: Met) -> None:
-        """An agent before us may have been killed in a pause; an engine that is not mixed need not wait any longer."""
-        if not self._held or met.changing:
-            return
-        if met.position is not None:
-            self.engine.name_version(str(met.position.version))
-            self._resume()
-        elif not self._prove:  # else it is digested first
-            self._resume()
-
-    def _let_go(self) -> None:
-        """Resume an engine whose weights are whole before we leave it; one whose weights are mixed must not serve."""
-        again = "Start the agent again, which brings it to a version and resumes it, or restart the engine."
-        try:
-            met = meet(self.engine, self._table)
-            if met.changing:
-                _log.warning("%s stays paused: an update broke off, and its weights are mixed. %s", self._url, again)
-                return
-            if met.position is not None:
-                self.engine.name_version(str(met.position.version))
-            self._resume()
-        except EngineError as error:
-            _log.warning("%s may be left paused: %s. %s", self._url, error.problem, again)
-
-    @property
-    def _url(self) -> str:
-        return self.engine.url
+        self.engine.ask(Trust(tuple(sorted(digests.keys() - wrong - fit.absent))))
+        return tuple(sorted((set(self.unproven) - digests.keys()) | wrong))
 
     # -- follow ------------------------------------------------------------------------------------------------------
 
-    def follow(self, every: float = 1.0, trouble: OnError | None = None) -> Iterator[Update]:
-        """Go on until `stop`, giving out each update. An error ends it, unless ``trouble`` is told.
+    def follow(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[EngineUpdate]:
+        """Go on until `stop`, and yield each update. An error ends it, unless ``on_error`` takes it.
 
-        ``trouble`` is also told if the newest version cannot be reached, and the engine follows the newest that can.
+        ``on_error`` also gets the reason if the newest version cannot be reached and the engine follows an older one.
         """
-        backoff = Backoff(every, _LONGEST)
-        while not self._stopped.is_set():
-            update, error = None, None
-            try:
-                update = self.step()
-                error = self.short
-            except WeightcastError as found:
-                if trouble is None:
-                    raise
-                error = found
-            if error is not None and trouble is not None:
-                trouble(error)
+
+        def report(error: WeightcastError | None) -> None:
+            if error is not None and on_error is not None:
+                on_error(error)
             self.trouble = error
             self._beat(error)
-            if error is None:
-                backoff.succeeded()
-            pause = backoff.idle() if error is None else backoff.failed()
-            if update is not None:
-                yield update
-            else:
-                self._clock.wait(self._stopped, pause)
+
+        def step() -> EngineUpdate | None:
+            update = self.step()
+            report(self.short)
+            return update
+
+        handler = None if on_error is None else report
+        updates = rounds(
+            step, every=every, stopped=self._stopped, on_error=handler, clock=self._clock, longest=_LONGEST
+        )
+        return (update for update in updates if update is not None)
 
     def stop(self) -> None:
         """End `follow`, from any thread."""
         self._stopped.set()
 
     def _beat(self, error: WeightcastError | None) -> None:
-        """Tell the channel how the engine does: when it moved, and now and then."""
+        """Report to the channel how the engine does: when it moved, and now and then."""
         if self._heartbeats is None or self.position is None or isinstance(error, StoreError):
             return
-        held = isinstance(self._policy, Pinned)  # no follower: nobody shall wait for it
+        held = isinstance(self._policy, Pinned)  # not a follower: trainers do not wait for it
         pause = None if held else self.last.pause if self.last else 0.0
         text = error_text(error) if error else None
         self._heartbeats.report(self.subscriber.chain, self.position, error=text, pause=pause, at_once=True)
 
     def close(self) -> None:
-        """Resume the engine if it is paused because of us and its weights are whole, and let the mirror go."""
+        """Resume the engine if an agent paused it and its weights are whole, and release the mirror."""
         self.stop()
         try:
-            if self._held:
-                self._let_go()
+            self._pause.leave(self._table)
             if self._heartbeats is not None:
                 self._heartbeats.withdraw(self.subscriber.chain)
         finally:
@@ -483,10 +386,4 @@ class Agent:
 
 
 class _StagedWrongError(EngineError):
-    """What workers prepared is not what it should be: nothing was written."""
-
-
-def _layer_of(name: str) -> str:
-    """The layer that a tensor is in, by the first number of its name."""
-    found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", name)
-    return found.group() if found else ""
+    """What the workers prepared does not lead to the version's bits: nothing was written."""

@@ -1,4 +1,4 @@
-"""How an agent speaks to an engine: over http, or in its own process."""
+"""An engine as an agent reaches it: over http, or in the same process."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from http.client import HTTPException
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from weightcast.errors import EngineError, EngineGoneError
+from weightcast.engine import protocol
+from weightcast.engine.messages import ApplyUpdate, Failed, Request
+from weightcast.engine.protocol import MAX_LENGTH, ProtocolError, decode_answer, encode
+from weightcast.errors import EngineError, EngineGoneError, FormatError
 
 _QUICK, _LONG = 60.0, 1800.0
-"""Seconds that an answer may take: of a question, and of an update, which may load a whole model."""
-
-_MOST = 1 << 28
-"""Bytes of an answer."""
+"""Seconds that a request may take: any other, and an update, which may load a whole model."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Uses no proxy: `http_proxy` is for the web, and an engine's control plane is on this host or beside it."""
+"""Uses no proxy: `http_proxy` is for the web, and an engine's control plane is on this host or next to it."""
+
+_PLUGIN = """Start vLLM with --weight-transfer-config '{"backend": "weightcast"}', and weightcast installed."""
+
+A = TypeVar("A")
 
 
 class Engine(Protocol):
@@ -29,19 +32,19 @@ class Engine(Protocol):
     @property
     def url(self) -> str: ...
 
-    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Put a request to every worker; their answers, in the order of ranks."""
+    def ask(self, request: Request[A]) -> list[A]:
+        """Send a request to every worker; their answers, in the order of ranks."""
         ...
 
     def is_paused(self) -> bool: ...
 
     def pause(self, clear_cache: bool) -> None:
-        """Keep requests in flight where they are. With ``clear_cache`` what was computed from old weights goes."""
+        """Hold requests in flight where they are; ``clear_cache`` drops what was computed from old weights."""
         ...
 
     def resume(self) -> None: ...
 
-    def update(self, info: Mapping[str, Any]) -> None:
+    def update(self, update: ApplyUpdate) -> None:
         """Have all workers write; `finish` must follow."""
         ...
 
@@ -58,85 +61,90 @@ class HttpEngine:
     def __init__(self, url: str):
         self.url = url.rstrip("/")
 
-    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        body = {"method": "weightcast", "args": [json.dumps(request)]}
-        with understood(self.url):
-            answers = [_answer_of(one) for one in self._post("/collective_rpc", body)["results"]]
-        refuse_errors(answers, self.url)
-        return answers
+    def ask(self, request: Request[A]) -> list[A]:
+        found = self.post("/collective_rpc", {"method": "weightcast", "args": [encode(request)]})
+        results = self._field(found, "/collective_rpc", "results", list)
+        return read_answers(request, [one.get("json") if isinstance(one, dict) else one for one in results], self.url)
 
     def is_paused(self) -> bool:
-        return bool(self._call("GET", "/is_paused")["is_paused"])
+        return bool(self._field(self.call("GET", "/is_paused"), "/is_paused", "is_paused", bool))
 
     def pause(self, clear_cache: bool) -> None:
-        self._post(f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}")
+        self.post(f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}")
 
     def resume(self) -> None:
-        self._post("/resume")
+        self.post("/resume")
 
-    def update(self, info: Mapping[str, Any]) -> None:
+    def update(self, update: ApplyUpdate) -> None:
         try:
-            self._post("/start_weight_update")
+            self.post("/start_weight_update")
         except EngineGoneError:
             raise
-        except EngineError:  # an agent before us was killed between start and finish
-            self._post("/finish_weight_update")
-            self._post("/start_weight_update")
-        self._post("/update_weights", {"update_info": info}, _LONG)
+        except EngineError:  # an earlier agent was killed between start and finish
+            self.post("/finish_weight_update")
+            self.post("/start_weight_update")
+        self.post("/update_weights", {"update_info": {"message": encode(update)}}, _LONG)
 
     def finish(self, version: str | None) -> None:
-        self._post("/finish_weight_update", {} if version is None else {"weight_version": version})
+        self.post("/finish_weight_update", {} if version is None else {"weight_version": version})
 
     def name_version(self, version: str) -> None:
-        self._post("/update_weight_version", {"new_version": version})
+        self.post("/update_weight_version", {"new_version": version})
 
-    def _post(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = _QUICK) -> dict[str, Any]:
-        return self._call("POST", path, body, timeout)
+    def post(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = _QUICK) -> dict[str, Any]:
+        return self.call("POST", path, body, timeout)
 
-    def _call(
+    def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float = _QUICK
     ) -> dict[str, Any]:
+        """One HTTP request; the JSON object that it answers."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if body is not None else {}
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
         try:
             with _direct.open(request, timeout=timeout) as answer:
-                text = answer.read(_MOST)
+                text = answer.read(MAX_LENGTH)
         except urllib.error.HTTPError as error:
             raise self._refused(path, error) from None
         except (OSError, HTTPException) as error:
-            hint = "It is starting, or dead; the agent waits for it."
+            hint = "It is still starting, or it is dead; the agent waits for it."
             raise EngineGoneError(f"the engine does not answer: {error}", url=self.url, hint=hint) from error
         try:
             found = json.loads(text) if text else {}
-        except ValueError:
-            raise EngineError(f"the engine's answer to {path} is no JSON", url=self.url) from None
+        except (ValueError, RecursionError):
+            raise EngineError(f"the engine's answer to {path} is not JSON", url=self.url) from None
         return found if isinstance(found, dict) else {}
+
+    def _field(self, found: Mapping[str, Any], path: str, name: str, kind: type) -> Any:
+        if not isinstance(found.get(name), kind):
+            raise EngineError(f"the engine's answer to {path} has no {name}", url=self.url)
+        return found[name]
 
     def _refused(self, path: str, error: urllib.error.HTTPError) -> EngineError:
         text = error.read(2000).decode(errors="replace").strip()
+        route = path.partition("?")[0]
         if error.code == 404:
             hint = "Start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1: it opens the routes for updates."
-            return EngineError(f"the engine has no route {path.partition('?')[0]}", url=self.url, hint=hint)
-        if path == "/collective_rpc" and error.code == 500:
-            hint = """Start vLLM with --weight-transfer-config '{"backend": "weightcast"}', and weightcast installed."""
-            return EngineError(f"the engine's workers know no weightcast: {text}", url=self.url, hint=hint)
-        return EngineError(f"the engine answers {path.partition('?')[0]} with {error.code}: {text}", url=self.url)
+            return EngineError(f"the engine has no route {route}", url=self.url, hint=hint)
+        if route == "/collective_rpc" and error.code == 500:
+            return EngineError(f"vLLM is running without the weightcast plug-in: {text}", url=self.url, hint=_PLUGIN)
+        return EngineError(f"the engine answers {route} with {error.code}: {text}", url=self.url)
 
 
 class InProcess:
-    """A `vllm.LLM` of this very process. Between two calls of `generate` nothing runs, so pausing it is nothing."""
+    """A `vllm.LLM` of this process. Nothing runs between two calls of `generate`, so that pausing it does nothing."""
 
     url = "this process"
 
     def __init__(self, llm: Any):
         self._llm = llm
 
-    def ask(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-        with understood(self.url):
-            answers = [_answer_of(one) for one in self._llm.collective_rpc("weightcast", args=(json.dumps(request),))]
-        refuse_errors(answers, self.url)
-        return answers
+    def ask(self, request: Request[A]) -> list[A]:
+        try:
+            results = self._llm.collective_rpc("weightcast", args=(encode(request),))
+        except NotImplementedError as error:  # vLLM's own word for a method that its worker does not have
+            raise EngineError("vLLM is running without the weightcast plug-in", url=self.url, hint=_PLUGIN) from error
+        return read_answers(request, [one["json"] for one in results], self.url)
 
     def is_paused(self) -> bool:
         return False
@@ -148,9 +156,9 @@ class InProcess:
     def resume(self) -> None:
         """It was never paused."""
 
-    def update(self, info: Mapping[str, Any]) -> None:
+    def update(self, update: ApplyUpdate) -> None:
         self._llm.start_weight_update()
-        self._llm.update_weights({"update_info": dict(info)})
+        self._llm.update_weights({"update_info": {"message": encode(update)}})
 
     def finish(self, version: str | None) -> None:
         self._llm.finish_weight_update(version)
@@ -159,27 +167,27 @@ class InProcess:
         self._llm.update_weight_version(version)
 
 
-@contextmanager
-def understood(url: str) -> Iterator[None]:
-    """`EngineError` for answers that make no sense: an engine is no part of us."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        problem = f"the engine's workers answer what makes no sense: {type(error).__name__}: {error}"
-        raise EngineError(problem, url=url, hint="Install the same weightcast on both sides.") from error
-
-
-def _answer_of(result: Any) -> dict[str, Any]:
-    answer = json.loads(result["json"])
-    if not isinstance(answer, dict):
-        raise TypeError("no object")
-    return answer
-
-
-def refuse_errors(answers: list[dict[str, Any]], url: str) -> None:
-    """`EngineError` if a worker could not do what it was asked."""
+def read_answers(request: Request[A], texts: Iterable[object], url: str) -> list[A]:
+    """The workers' answers; `EngineError` if one could not do what it was asked, or answers something else."""
+    answers = [_read_answer(request, text, rank, url) for rank, text in enumerate(texts)]
     if not answers:
         raise EngineError("the engine has no workers", url=url)
-    for rank, answer in enumerate(answers):
-        if "error" in answer:
-            raise EngineError(f"worker {rank}: {answer['error']}", url=url)
+    return answers
+
+
+def _read_answer(request: Request[A], text: object, rank: int, url: str) -> A:
+    try:
+        if not isinstance(text, str):
+            raise FormatError("the answer is not text")
+        answer = decode_answer(text)
+        if not isinstance(answer, (request.answer, Failed)):
+            raise FormatError(f"{type(answer).__name__} does not answer {type(request).__name__}")
+    except ProtocolError as error:
+        hint = "Install the same weightcast on the agent's side and on the engine's, and restart both."
+        problem = f"the engine's plug-in uses protocol {error.found}, this agent uses {protocol.PROTOCOL}"
+        raise EngineError(problem, url=url, hint=hint) from error
+    except FormatError as error:
+        raise EngineError(f"worker {rank} sent a malformed answer: {error.problem}", url=url) from error
+    if isinstance(answer, Failed):
+        raise EngineError(f"worker {rank}: {answer.problem}", url=url)
+    return answer  # type: ignore[return-value]

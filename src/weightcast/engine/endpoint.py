@@ -24,7 +24,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from weightcast.engine.agent import Agent, Update
+from weightcast.engine.agent import Agent
+from weightcast.engine.update import EngineUpdate
 from weightcast.errors import UsageError
 
 _LONGEST = 600.0
@@ -68,7 +69,7 @@ class Watch:
         unproven = Gauge("weightcast_unproven", "Tensors that cannot be read back", registry=self.registry)
         unproven.set_function(lambda: len(agent.unproven))
 
-    def took(self, update: Update) -> None:
+    def took(self, update: EngineUpdate) -> None:
         for phase, seconds in update.seconds.items():
             self._phases.labels(phase).observe(seconds)
         self._pauses.observe(update.pause)

@@ -10,16 +10,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.errors import UsageError
-from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import places
-from weightcast.format.spec import TensorSpec, TensorTable
-from weightcast.format.tensors import Bits, round_to
+from weightcast.format.spec import TensorTable
 
 
 @dataclass(frozen=True)
@@ -69,13 +65,6 @@ class Box:
     def meets(self, other: Box) -> bool:
         """Whether some element is in both."""
         return all(a.meets(b) for a, b in zip(self.ranges, other.ranges, strict=True))
-
-    def as_json(self) -> list[list[int]]:
-        return [[one.start, one.count, one.step] for one in self.ranges]
-
-    @classmethod
-    def from_json(cls, ranges: Iterable[Sequence[int]]) -> Box:
-        return cls(tuple(Range(*one) for one in ranges))
 
 
 @dataclass(frozen=True)
@@ -186,92 +175,3 @@ def natural_strides(shape: Sequence[int]) -> list[int]:
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return strides
-
-
-# -- parameters of another dtype than the checkpoint's -----------------------------------------------------------------
-
-WIDENED = {("BF16", "F32"), ("F16", "F32")}
-ROUNDED = {("F32", "BF16"), ("F32", "F16")}
-
-
-def can_cast(dtype: str, parameter: str) -> bool:
-    """Whether we know how an engine turns a tensor's values into a parameter's."""
-    return dtype == parameter or (dtype, parameter) in WIDENED | ROUNDED
-
-
-def cast(bits: Bits, dtype: str, parameter: str) -> Bits:
-    """A tensor's bits as a parameter of another dtype has them."""
-    if dtype == parameter:
-        return bits
-    if (dtype, parameter) == ("BF16", "F32"):
-        return bits.astype(np.uint32) << np.uint32(16)
-    if (dtype, parameter) == ("F16", "F32"):
-        return bits.view(np.float16).astype(np.float32).view(np.uint32)
-    return round_to(parameter, bits.view(np.float32))
-
-
-def cast_back(bits: Bits, dtype: str, parameter: str) -> Bits | None:
-    """The tensor's bits from the parameter's; None if those are no cast of any, or the cast had rounded them."""
-    if dtype == parameter:
-        return bits
-    if (dtype, parameter) in ROUNDED:
-        return None
-    back: Bits
-    if dtype == "BF16":
-        back = (bits >> np.uint32(16)).astype(np.uint16)
-    else:
-        back = round_to("F16", bits.view(np.float32))
-        nan = (bits & np.uint32(0x7FFFFFFF)) > 0x7F800000  # rounding makes all of them one
-        back[nan] = bits[nan] >> 16 & 0x8000 | 0x7C00 | bits[nan] >> 13 & 0x3FF
-    return back if np.array_equal(cast(back, dtype, parameter), bits) else None
-
-
-# -- what workers hold, put together -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a worker says of a box: its digest, or why there is none."""
-
-    box: Box
-    digest: int | None
-    problem: str | None = None
-    rounded: bool = False
-    """Whether that is because the engine holds it in a narrower dtype."""
-
-    def as_json(self) -> list[object]:
-        return [self.box.as_json(), self.digest, self.problem, self.rounded]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Held:
-        return cls(Box.from_json(value[0]), value[1], value[2], value[3])
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A tensor's digest as all workers together hold it, or what is wrong with that."""
-
-    digest: int | None
-    problem: str | None = None
-    rounded: bool = False
-    """Whether all that is wrong is that the engine rounds it."""
-
-
-def put_together(spec: TensorSpec, held: Iterable[Held]) -> Sum:
-    """Add up boxes: those that several hold must agree, and count once; others must not meet, and all must be there."""
-    distinct: dict[Box, int] = {}
-    for one in held:
-        if not one.box.fits(spec.shape):
-            raise UsageError("a worker speaks of another shape", tensor=spec.name)
-        if one.digest is None:
-            return Sum(None, one.problem or "a worker has no digest of it", one.rounded)
-        if distinct.setdefault(one.box, one.digest) != one.digest:
-            return Sum(None, "copies of the same elements differ")
-    boxes = list(distinct)
-    if not boxes and spec.elements:
-        return Sum(None, "no worker holds it")
-    if any(a.meets(b) for i, a in enumerate(boxes) for b in boxes[:i]):
-        return Sum(None, "workers hold boxes that overlap in part")
-    if sum(box.elements for box in boxes) != spec.elements:
-        return Sum(None, "some elements are held by no worker")
-    return Sum(sum(distinct.values()) % MODULUS)

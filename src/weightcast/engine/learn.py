@@ -17,7 +17,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from weightcast.engine.layout import WIDENED, Box, Layout, Part, Range, can_cast, natural_strides
+from weightcast.engine.casts import WIDENED, can_cast
+from weightcast.engine.layout import Layout, Part
+from weightcast.engine.strides import Dim, Write, box_of_loops, grid_of, merge_dims, overwritten
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 
@@ -76,15 +78,6 @@ def _attached(model: torch.nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Dim:
-    """``count`` elements in a row: ``here`` apart in the copy, ``there`` apart in the stand-in."""
-
-    count: int
-    here: int
-    there: int
-
-
-@dataclass(frozen=True)
 class _Trace:
     """What a storage is made of: elements of one stand-in, or, without ``dims``, something that cannot be followed."""
 
@@ -92,26 +85,9 @@ class _Trace:
     dtypes: tuple[torch.dtype, ...] = ()
     """Those it went through, from the stand-in's to its own."""
     offset: int = 0
-    dims: tuple[_Dim, ...] | None = None
+    dims: tuple[Dim, ...] | None = None
     reason: str = _COMPUTED
     """Why it cannot be followed, if it cannot."""
-
-
-@dataclass(frozen=True)
-class _Write:
-    """Elements of a parameter's storage that the loader writes; without a ``part``, nobody knows what."""
-
-    part: Part | None
-    first: int
-    last: int
-    elements: int
-    box: Box | None
-    """The same in the parameter's own coordinates, where they are one."""
-
-    def meets(self, other: _Write) -> bool:
-        if self.last < other.first or other.last < self.first:
-            return False
-        return self.box is None or other.box is None or self.box.meets(other.box)
 
 
 @dataclass
@@ -124,7 +100,7 @@ class _Memory:
     itemsize: int = 0
     grid: tuple[int, ...] = ()
     """The shape of a parameter's storage, its dimensions in the order they have there."""
-    writes: list[_Write] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
 
 
 @dataclass
@@ -145,7 +121,7 @@ class _Following(TorchDispatchMode):
         tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
         for name, tensor in tensors:
             storage = tensor.untyped_storage()
-            memory = _Memory(storage, None, name, tensor.element_size(), _grid(tensor))
+            memory = _Memory(storage, None, name, tensor.element_size(), grid_of(tensor))
             self._memory.setdefault(_key(tensor), memory)
 
     def stand_ins(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -154,7 +130,7 @@ class _Following(TorchDispatchMode):
                 self._unknown[spec.name] = f"torch has no dtype for {spec.dtype}"
                 continue
             tensor = torch.empty(spec.shape, dtype=_TORCH[spec.dtype], device="meta")
-            trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (_Dim(spec.elements, 1, 1),))
+            trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (Dim(spec.elements, 1, 1),))
             self._memory[_key(tensor)] = _Memory(tensor.untyped_storage(), trace)
             yield spec.name, tensor
 
@@ -162,7 +138,7 @@ class _Following(TorchDispatchMode):
         parts = []
         for memory in self._memory.values():
             parts += [write.part for write in memory.writes if write.part is not None]
-            for part in _overwritten(memory.writes):
+            for part in overwritten(memory.writes):
                 self._unknown.setdefault(part.name, f"the loader writes over it in {part.parameter}")
         return Layout(self._table, parts, self._unknown, self._uncovered())
 
@@ -214,8 +190,8 @@ class _Following(TorchDispatchMode):
             return _Trace(trace.names, reason=_NO_BOX)
         steps = copy.stride()
         order = sorted(range(copy.ndim), key=lambda axis: -steps[axis])
-        dims = [_Dim(copy.shape[k], steps[k], affine.strides[k]) for k in order if copy.shape[k] != 1]
-        return _Trace(trace.names, (*trace.dtypes, copy.dtype), affine.offset, _merged(dims))
+        dims = [Dim(copy.shape[k], steps[k], affine.strides[k]) for k in order if copy.shape[k] != 1]
+        return _Trace(trace.names, (*trace.dtypes, copy.dtype), affine.offset, merge_dims(dims))
 
     def _write(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         targets = list(_mutated(func, args, kwargs))
@@ -257,7 +233,7 @@ class _Following(TorchDispatchMode):
         if dtype is None:
             return f"the loader casts it from {spec.dtype} to {DTYPES.get(target.dtype, target.dtype)}"
         loops = zip(target.shape, affine.strides, target.stride(), strict=True)
-        boxed = _boxed(spec.shape, affine.offset, loops)
+        boxed = box_of_loops(spec.shape, affine.offset, loops)
         if boxed is None:
             return _NO_BOX
         return Part(name, boxed[0], home.parameter, dtype, int(target.storage_offset()), boxed[1])
@@ -297,86 +273,14 @@ class _Following(TorchDispatchMode):
 # -- elements ----------------------------------------------------------------------------------------------------------
 
 
-def _merged(dims: Sequence[_Dim]) -> tuple[_Dim, ...]:
-    merged: list[_Dim] = []
-    for dim in dims:
-        last = merged[-1] if merged else None
-        if last and last.here == dim.count * dim.here and last.there == dim.count * dim.there:
-            merged[-1] = _Dim(last.count * dim.count, dim.here, dim.there)
-        else:
-            merged.append(dim)
-    return tuple(merged) or (_Dim(1, 1, 1),)
-
-
-def _boxed(
-    shape: Sequence[int], offset: int, loops: Iterable[tuple[int, int, int]]
-) -> tuple[Box, tuple[int, ...]] | None:
-    """Some elements of a contiguous tensor as a box, with the step along each dimension on another side.
-
-    A loop is a count, the step in the tensor, and the step on the other side. None if the elements are no box.
-    """
-    natural = natural_strides(shape)
-    ranges, strides = [], [0] * len(natural)
-    for width in natural:
-        ranges.append(Range(offset // width, 1))
-        offset %= width
-    # From the innermost out: a loop that runs over the end of a dimension goes on in the one before.
-    left = sorted((loop for loop in loops if loop[0] != 1), key=lambda loop: -loop[1])
-    while left:
-        count, there, here = left.pop()
-        axis = next((k for k, width in enumerate(natural) if shape[k] > 1 and there and there % width == 0), None)
-        if axis is None:
-            return None
-        start, step, full = ranges[axis].start, there // natural[axis], shape[axis]
-        if ranges[axis].count > 1:  # a second loop over this dimension goes on where the first ends, on both sides
-            one = ranges[axis]
-            if step != one.count * one.step or here != one.count * strides[axis]:
-                return None
-            count, step, here = one.count * count, one.step, strides[axis]
-        if start + (count - 1) * step >= full:
-            if start >= step or full % step or count % (full // step):
-                return None
-            fitting = full // step
-            left.append((count // fitting, natural[axis] * full, here * fitting))
-            count = fitting
-        if count > 1:
-            ranges[axis], strides[axis] = Range(start, count, step), here
-    return Box(tuple(ranges)), tuple(strides)
-
-
-def _grid(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a tensor that fills its storage, in the order of its memory; else that of a flat one."""
-    dims = sorted(
-        ((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1), reverse=True
-    )
-    shape = tuple(size for _, size in dims)
-    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if tensor.numel() == elements and [step for step, _ in dims] == natural_strides(shape):
-        return shape
-    return (elements,)
-
-
-def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> _Write:
+def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> Write:
     if target.element_size() != home.itemsize:
-        return _Write(part, 0, home.storage.nbytes(), target.nbytes // home.itemsize, None)
+        return Write(part, 0, home.storage.nbytes(), target.nbytes // home.itemsize, None)
     first = int(target.storage_offset())
     loops = list(zip(target.shape, target.stride(), target.stride(), strict=True))
-    boxed = _boxed(home.grid, first, loops)
+    boxed = box_of_loops(home.grid, first, loops)
     last = first + sum((size - 1) * step for size, step, _ in loops)
-    return _Write(part, first, last, target.numel(), boxed and boxed[0])
-
-
-def _overwritten(writes: Sequence[_Write]) -> Iterator[Part]:
-    """Parts that something else is written over later."""
-    ordered = sorted(enumerate(writes), key=lambda one: one[1].first)
-    open_: list[tuple[int, _Write]] = []
-    for when, write in ordered:
-        open_ = [other for other in open_ if other[1].last >= write.first]
-        for then, other in open_:
-            earlier, later = (other, write) if then < when else (write, other)
-            if earlier.part is not None and earlier.part != later.part and earlier.meets(later):
-                yield earlier.part
-        open_.append((when, write))
+    return Write(part, first, last, target.numel(), boxed and boxed[0])
 
 
 def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, target: torch.dtype) -> str | None:

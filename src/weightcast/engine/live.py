@@ -6,16 +6,17 @@ proven beforehand, while the engine serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from weightcast.engine.layout import ROUNDED, Box, Held, Layout, Part, Steps, cast, cast_back
+from weightcast.engine.box_digests import BoxDigest
+from weightcast.engine.casts import ROUNDED, cast, cast_back
+from weightcast.engine.layout import Box, Layout, Part
+from weightcast.engine.part_digests import digest_part
+from weightcast.engine.prepared import Overwrites, Places, Prepared, Scatter, unsigned, words_of
 from weightcast.errors import UsageError
 from weightcast.format.codec import CODECS, Coded
 from weightcast.format.digest import MODULUS
@@ -27,7 +28,6 @@ from weightcast.format.table import Row
 from weightcast.format.tensors import Bits, Weights, refuse_other_bits
 from weightcast.format.workers import ONE
 from weightcast.torch.batch import WORDS
-from weightcast.torch.kernels.operations import mix
 
 _CHUNK = 1 << 22
 """Elements that are worked on at a time where that needs memory."""
@@ -35,54 +35,15 @@ _CHUNK = 1 << 22
 _DENSE = 3
 """A part of which more than a third changes is written whole: places would weigh more than elements."""
 
-Places = npt.NDArray[np.int64]
 Pause = Callable[[], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Scatter:
-    """Elements of one storage, on its device."""
-
-    words: torch.Tensor
-    where: torch.Tensor
-    values: torch.Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.where.nbytes + self.values.nbytes
-
-    def apply(self) -> None:
-        if self.words.device.type == "cpu":
-            cpu.scatter(unsigned(self.words), self.where.numpy(), unsigned(self.values))
-        else:
-            self.words.index_copy_(0, self.where, self.values)
-
-
-@dataclass
-class Prepared:
-    """Writes that bring an engine's parameters to other weights, and the digests that every touched box has then."""
-
-    room: int | None = None
-    """Bytes that may be held for it."""
-    scatters: list[Scatter] = field(default_factory=list)
-    wholes: dict[str, list[Part]] = field(default_factory=dict)
-    """Parts that are written whole, from the weights themselves: so much of them changes, or there was no room."""
-    held: dict[str, list[Held]] = field(default_factory=dict)
-    changed: int = 0
-    fingerprint: dict[Part, int | None] = field(default_factory=dict)
-    """The same digests by part."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(one.nbytes for one in self.scatters)
 
 
 class LiveParameters:
     """The parameters and buffers of a worker's model, addressed by a layout."""
 
-    def __init__(self, model: torch.nn.Module, layout: Layout):
+    def __init__(self, model: torch.nn.Module, layout: Layout, *, chunk: int = _CHUNK):
         self.layout = layout
-        self._model = model
+        self._model, self._chunk = model, chunk
         self._words: dict[str, torch.Tensor] = {}
         self._storages: dict[str, tuple[int, int]] = {}
         tensors = _tensors(model)
@@ -102,7 +63,7 @@ class LiveParameters:
                 raise UsageError("the layout leads outside of a parameter", tensor=part.name)
             if not part.box.fits(layout.table[part.name].shape):
                 raise UsageError("the layout leads outside of the tensor", tensor=part.name)
-        self.fingerprint: dict[Part, int] = {}
+        self.digests: dict[Part, int] = {}
         """Digests of parts as they were found, and as patches changed them since."""
 
     @property
@@ -115,26 +76,24 @@ class LiveParameters:
     # -- digests -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def held(self, spec: TensorSpec, remember: bool = True) -> list[Held]:
+    def digest(self, spec: TensorSpec, remember: bool = True) -> list[BoxDigest]:
         """The digests of a tensor's boxes, from the bits that are there now."""
         refuse_other_tensor(self.layout.table, spec)
         parts = self.layout.locate(spec.name)
-        found = [self._held(part, spec) for part in parts]
+        found = [self._digest_of_part(part, spec) for part in parts]
         if remember:
-            self._settle({part: one.digest for part, one in zip(parts, found, strict=True)})
+            self._remember({part: one.digest for part, one in zip(parts, found, strict=True)})
         return found
 
-    def _held(self, part: Part, spec: TensorSpec) -> Held:
+    def _digest_of_part(self, part: Part, spec: TensorSpec) -> BoxDigest:
         if part.dtype == spec.dtype:
-            words = self._words[part.parameter]
-            digest = _digest_here if words.device.type == "cpu" else _digest_there
-            return Held(part.box, digest(self._steps[part], words))
+            return BoxDigest(part.box, digest_part(self._steps[part], self._words[part.parameter], self._chunk))
         if (spec.dtype, part.dtype) in ROUNDED:
-            return Held(part.box, None, _rounded(part, spec), rounded=True)
+            return BoxDigest(part.box, None, _rounded(part, spec), rounded=True)
         bits = cast_back(self.read(part), spec.dtype, part.dtype)
         if bits is None:
-            return Held(part.box, None, "the parameter holds a value that is no cast of the tensor's dtype")
-        return Held(part.box, self._digest_of_box(part, bits))
+            return BoxDigest(part.box, None, "the parameter holds a value that is no cast of the tensor's dtype")
+        return BoxDigest(part.box, self._digest_of_box(part, bits))
 
     def _digest_of_box(self, part: Part, bits: Bits) -> int:
         """The same from a part's elements in the order of its box."""
@@ -152,11 +111,11 @@ class LiveParameters:
         target = self._view(part)
         target = target if target.ndim else target.reshape(1)
         row = prod(target.shape[1:])
-        rows = max(1, _CHUNK // row)
+        rows = max(1, self._chunk // row)
         for first in range(0, target.shape[0], rows):
             some = target[first : first + rows]
             new = cast(bits[first * row :][: some.numel()], self.layout.table[part.name].dtype, part.dtype)
-            some.copy_(_words(new).reshape(some.shape))
+            some.copy_(words_of(new).reshape(some.shape))
 
     def _view(self, part: Part) -> torch.Tensor:
         counts = [one.count for one in part.box.ranges]
@@ -204,7 +163,7 @@ class LiveParameters:
                 self._prepare_box(part, spec, _box_of(whole, spec, part.box), prepared)
             return
         for part in parts:
-            pending = _Pending()
+            pending = Overwrites()
             for patch in later:
                 which, where = self._steps[part].translate(patch.indices)
                 pending.add(where, patch.indices[which], patch.new[which])
@@ -239,15 +198,15 @@ class LiveParameters:
         self._expect(part, spec, self._digest_of_box(part, bits), prepared)
         prepared.changed += differ.size
         if _DENSE * differ.size > bits.size:
-            prepared.wholes.setdefault(part.name, []).append(part)
+            prepared.rewrites.setdefault(part.name, []).append(part)
         else:
             self._scatter(part, _in_storage(differ, part), wanted[differ], prepared)
 
-    def _prepare_places(self, part: Part, spec: TensorSpec, pending: _Pending, prepared: Prepared) -> None:
+    def _prepare_places(self, part: Part, spec: TensorSpec, pending: Overwrites, prepared: Prepared) -> None:
         words = self._words[part.parameter]
         was = unsigned(words[torch.from_numpy(pending.where).to(words.device)].cpu())
         before = cast_back(was, spec.dtype, part.dtype)
-        digest = self.fingerprint.get(part)
+        digest = self.digests.get(part)
         if digest is not None and before is not None:
             digest = (digest + int(cpu.digest_change(pending.indices, before, pending.values))) % MODULUS
         self._expect(part, spec, None if before is None else digest, prepared)
@@ -260,17 +219,17 @@ class LiveParameters:
         words = self._words[part.parameter]
         needed = where.nbytes + values.nbytes
         if prepared.room is not None and prepared.nbytes + needed > prepared.room:
-            prepared.wholes.setdefault(part.name, []).append(part)
+            prepared.rewrites.setdefault(part.name, []).append(part)
         elif where.size:
-            there, new = torch.from_numpy(where).to(words.device), _words(values).to(words.device)
+            there, new = torch.from_numpy(where).to(words.device), words_of(values).to(words.device)
             prepared.scatters.append(Scatter(words, there, new))
 
     def _expect(self, part: Part, spec: TensorSpec, digest: int | None, prepared: Prepared) -> None:
         problem, rounded = "it was not digested before" if digest is None else None, False
         if (spec.dtype, part.dtype) in ROUNDED:
             digest, problem, rounded = None, _rounded(part, spec), True
-        prepared.held.setdefault(spec.name, []).append(Held(part.box, digest, problem, rounded))
-        prepared.fingerprint[part] = digest
+        prepared.digests.setdefault(spec.name, []).append(BoxDigest(part.box, digest, problem, rounded))
+        prepared.part_digests[part] = digest
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
@@ -279,49 +238,25 @@ class LiveParameters:
         """Write what was prepared; ``weights`` are what it leads to, and read where parts are written whole."""
         for scatter in prepared.scatters:
             scatter.apply()
-        for name, parts in prepared.wholes.items():
+        for name, parts in prepared.rewrites.items():
             if weights is None:
                 raise UsageError("the weights are needed for what is written whole", tensor=name)
             spec = self.layout.table[name]
             bits = weights.read(name)
             refuse_other_bits(spec, bits)
             for part in parts:
-                box, expected = _box_of(bits, spec, part.box), prepared.fingerprint[part]
+                box, expected = _box_of(bits, spec, part.box), prepared.part_digests[part]
                 if expected is not None and self._digest_of_box(part, box) != expected:
                     raise UsageError("the weights are not those that were prepared", tensor=name)
                 self.write(part, box)
-        self._settle(prepared.fingerprint)
+        self._remember(prepared.part_digests)
 
-    def _settle(self, digests: Mapping[Part, int | None]) -> None:
+    def _remember(self, digests: Mapping[Part, int | None]) -> None:
         for part, digest in digests.items():
             if digest is None:
-                self.fingerprint.pop(part, None)
+                self.digests.pop(part, None)
             else:
-                self.fingerprint[part] = digest
-
-
-class _Pending:
-    """Overwrites of one part, later ones in the place of earlier ones."""
-
-    def __init__(self) -> None:
-        self.indices = self.where = np.empty(0, np.int64)
-        self.values: Bits = np.empty(0, np.uint8)
-
-    def add(self, where: Places, indices: Places, values: Bits) -> None:
-        if not self.where.size:
-            self.indices, self.where, self.values = indices, where, values
-            return
-        kept = ~np.isin(self.indices, indices, assume_unique=True)
-        order = np.argsort(both := np.concatenate([self.indices[kept], indices]), kind="stable")
-        self.indices = both[order]
-        self.where = np.concatenate([self.where[kept], where])[order]
-        self.values = np.concatenate([self.values[kept], values])[order]
-
-
-def _box_of(bits: Bits, spec: TensorSpec, box: Box) -> Bits:
-    """A box's elements from those of its tensor, flat."""
-    slices = tuple(slice(one.start, one.last + 1, one.step) for one in box.ranges)
-    return np.ascontiguousarray(bits.reshape(spec.shape)[slices]).reshape(-1)
+                self.digests[part] = digest
 
 
 def _in_storage(flat: Places, part: Part) -> Places:
@@ -337,50 +272,12 @@ def _rounded(part: Part, spec: TensorSpec) -> str:
     return f"{part.dtype} in the engine is rounded from {spec.dtype}"
 
 
-def _digest_here(steps: Steps, words: torch.Tensor) -> int:
-    return int(places.digest_places(unsigned(words), steps.source, steps.target, steps.table))
-
-
-def _digest_there(steps: Steps, words: torch.Tensor) -> int:
-    """The same on any device, by operations of torch."""
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for index, at in _chunks(steps, words.device):
-        total += mix(index, words[at]).sum()
-    return int(total.item()) % MODULUS
-
-
-def _chunks(steps: Steps, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Flat indices of the tensor and places of the parameter, so many at a time."""
-    counts, there, here = steps.table.T.tolist()
-    inner = next(k for k in range(len(counts)) if prod(counts[k + 1 :]) <= _CHUNK)
-    width = prod(counts[inner + 1 :])
-    rows = min(counts[inner], _CHUNK // width)
-
-    def grid(strides: Sequence[int]) -> torch.Tensor:
-        flat = torch.zeros(1, dtype=torch.int64, device=device)
-        for count, stride in zip([rows, *counts[inner + 1 :]], strides[inner:], strict=True):
-            flat = (flat[:, None] + torch.arange(count, device=device) * stride).reshape(-1)
-        return flat
-
-    sources, targets = grid(there), grid(here)
-    for at in product(*map(range, counts[:inner]), range(0, counts[inner], rows)):
-        size = min(rows, counts[inner] - at[-1]) * width
-        source = steps.source + sum(i * stride for i, stride in zip(at, there, strict=False))
-        target = steps.target + sum(i * stride for i, stride in zip(at, here, strict=False))
-        yield sources[:size] + source, targets[:size] + target
-
-
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     named = (*model.named_buffers(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
     return dict(named)
 
 
-def unsigned(words: torch.Tensor) -> Bits:
-    """Words on this side as the unsigned integers they are; their own memory."""
-    bits: Bits = words.numpy()
-    return bits.view(f"<u{bits.itemsize}")
-
-
-def _words(bits: Bits) -> torch.Tensor:
-    bits = bits if bits.flags.writeable else bits.copy()
-    return torch.from_numpy(bits.view("u1" if bits.itemsize == 1 else f"<i{bits.itemsize}"))
+def _box_of(bits: Bits, spec: TensorSpec, box: Box) -> Bits:
+    """A box's elements from those of its tensor, flat."""
+    slices = tuple(slice(one.start, one.last + 1, one.step) for one in box.ranges)
+    return np.ascontiguousarray(bits.reshape(spec.shape)[slices]).reshape(-1)

@@ -1,4 +1,4 @@
-"""Live proof: are the parameters that an engine computes with, fused and sharded as they are, a version's bits?"""
+"""Live proof: are the parameters that an engine computes with, fused and sharded, exactly a version's bits?"""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from typing import Any
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
+from weightcast.engine.box_digests import TensorDigest, fingerprint_of
 from weightcast.engine.client import Engine
-from weightcast.engine.meeting import carry_out, counted, joined_fingerprint, listed, meet, teach
+from weightcast.engine.fit import counted, listed, teach
+from weightcast.engine.jobs import combine_digests, new_job, run_job
+from weightcast.engine.messages import Verify
+from weightcast.engine.state import read_state
 from weightcast.errors import EngineError, MissingError
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What the live parameters of all workers are."""
+    """Which version the live parameters of all workers are."""
 
     claimed: Position | None
-    """Where the workers say they stand."""
+    """The version that the workers report."""
     position: Position | None
-    """The version that they are, as far as they have a place for its tensors."""
+    """The version whose bits they are, in all tensors that have a place in the engine."""
     wrong: Mapping[str, str]
-    """Checkpoint tensors that are not what they were proven to be before, and how that shows."""
+    """Tensors that are not what they were when they were last verified, and how that shows."""
     unproven: Mapping[str, str]
-    """Those that cannot be read back, and why."""
+    """Tensors that cannot be read back, and why."""
     tensors: int
     absent: tuple[str, ...] = ()
-    """Checkpoint tensors that have no place in the engine: whatever they are, nothing was compared."""
+    """Tensors that have no place in the engine: nothing of them was compared."""
     uncovered: Mapping[str, int] = field(default_factory=dict)
-    """Parameters that no tensor covers, and how many elements of each: whatever they are, nobody can tell."""
+    """Parameters that no tensor covers, with the number of elements left out: nothing of them was compared."""
 
     @property
     def version(self) -> int | None:
@@ -37,7 +41,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether the engine is at a version, and at none other than it says. The number alone says too little."""
+        """Whether the engine is at a version, and reports no other. Positions are compared: a number may be reused."""
         return self.position is not None and self.claimed in (None, self.position)
 
     def as_json(self) -> dict[str, Any]:
@@ -50,7 +54,7 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """One line, which says no more than was compared."""
+        """One line, which claims no more than was compared."""
         if self.wrong:
             return f"{counted(self.wrong, 'tensor')} of the live engine are not what they should be"
         if self.position is None and self.absent and not self.unproven:
@@ -58,7 +62,7 @@ class Proof:
         if self.position is None:
             return "no version of this channel has these bits"
         if self.claimed not in (None, self.position):
-            return f"these are the bits of version {self.version}, but the engine says that it is at {self.claimed}"
+            return f"these are the bits of version {self.version}, but the engine reports {self.claimed}"
         if not self._not_compared:
             return f"version {self.version} to the last bit, live on all workers"
         placed = f"all {self.tensors - len(self.absent):,} tensors of the channel that have a place in the engine"
@@ -66,48 +70,54 @@ class Proof:
 
     @property
     def _not_compared(self) -> str:
-        told = []
+        parts = []
         if self.absent:
             verb = "has" if len(self.absent) == 1 else "have"
-            told.append(f"{counted(self.absent, 'tensor')} {verb} no place: {listed(self.absent)}")
+            parts.append(f"{counted(self.absent, 'tensor')} {verb} no place: {listed(self.absent)}")
         if self.uncovered:
             verb = "is" if len(self.uncovered) == 1 else "are"
-            told.append(f"{counted(self.uncovered, 'parameter')} {verb} covered by no tensor: {listed(self.uncovered)}")
-        return "; ".join(told)
+            parts.append(
+                f"{counted(self.uncovered, 'parameter')} {verb} covered by no tensor: {listed(self.uncovered)}"
+            )
+        return "; ".join(parts)
 
 
 def prove(engine: Engine, chain: Chain) -> Proof:
-    """Digest the live parameters on every worker, and compare with the manifest; nothing is written."""
+    """Digest the live parameters on every worker, and compare with the manifests; nothing is written."""
     table = chain.channel.table
-    met = meet(engine, table)
-    if not met.learned and met.taught:
+    state = read_state(engine, table)
+    if not state.learned and state.table:
         hint = "Name the channel that its agent follows."
         raise EngineError("the engine follows a channel of other tensors", url=engine.url, hint=hint)
-    if not met.learned:
+    if not state.learned:
         teach(engine, chain.channel)
-        met = meet(engine, table)
-    _, told = carry_out(engine, table, {"do": "verify"})
-    live = told.sums
-    remembered = {name: total.digest for name, total in told.remembered.items() if total.digest is not None}
+        state = read_state(engine, table)
+    results = run_job(engine, Verify(new_job()))
+    live = combine_digests(engine, table, [one.live for one in results])
+    expected = combine_digests(engine, table, [one.remembered for one in results])
+    remembered = {name: one.digest for name, one in expected.items() if one.digest is not None}
+    missing = TensorDigest(None, "no worker reports it")
     wrong = {
-        name: live[name].problem or "its bits are not the version's"
+        name: live.get(name, missing).problem or "its bits are not the version's"
         for name, before in remembered.items()
-        if live[name].digest != before
+        if live.get(name, missing).digest != before
     }
-    found = joined_fingerprint(table, live)
+    found = fingerprint_of(table, live)
     version = version_of(found.digest, chain) if found is not None else None
     position = Position(version, found.digest) if found is not None and version is not None else None
     unproven: dict[str, str] = {}
     if position is None:
         unproven = {
-            name: met.unknown.get(name) or total.problem or "where it lives was not proven"
-            for name, total in live.items()
-            if name not in remembered and name not in met.absent
+            name: state.fit.unknown.get(name) or one.problem or "its layout was not verified"
+            for name, one in live.items()
+            if name not in remembered and name not in state.fit.absent
         }
-    if found is None and not wrong and not unproven and met.position is not None:
-        # There are tensors that have no place in the engine; all others are as they were when they were proven.
-        position = met.position if _is_committed(met.position, chain) else None
-    return Proof(met.position, position, wrong, unproven, len(table), tuple(sorted(met.absent)), met.uncovered)
+    if found is None and not wrong and not unproven and state.position is not None:
+        # Some tensors have no place in the engine; all others are as they were when they were verified.
+        position = state.position if _is_committed(state.position, chain) else None
+    return Proof(
+        state.position, position, wrong, unproven, len(table), tuple(sorted(state.fit.absent)), state.fit.uncovered
+    )
 
 
 def _is_committed(position: Position, chain: Chain) -> bool:
@@ -118,7 +128,7 @@ def _is_committed(position: Position, chain: Chain) -> bool:
 
 
 def version_of(digest: str, chain: Chain) -> int | None:
-    """The version with these bits; names have only the first digits of a digest, its commit has all."""
+    """The version with these bits. Keys hold only the first digits of a digest; the manifest holds all of it."""
     head = chain.head()
     version = chain.find(digest, head) if head else None
     if version is None:

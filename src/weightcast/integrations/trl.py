@@ -23,13 +23,13 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
 from weightcast.channel.policy import Pinned
 from weightcast.channel.records import Manifest
-from weightcast.engine.agent import Agent, Phases
+from weightcast.engine.agent import Agent
 from weightcast.engine.client import Engine, HttpEngine
 from weightcast.engine.followers import Followers
-from weightcast.engine.meeting import MisfitError
-from weightcast.errors import EngineError, UsageError, WeightcastError
+from weightcast.errors import EngineError, MisfitError, UsageError, WeightcastError
 from weightcast.follow.mirror_folder import default_mirror
 from weightcast.follow.subscriber import Subscriber
+from weightcast.follow.update import Phases
 from weightcast.format.codec import CodecName
 from weightcast.format.tensors import Copies, Weights
 from weightcast.format.workers import Workers
@@ -43,36 +43,35 @@ from weightcast.torch.stream import Streamed
 _log = logging.getLogger("weightcast")
 
 _HEAD = "lm_head.weight"
-_NOBODY = "no engine follows the channel"
 
 _JOINING = 600.0
-"""Seconds that the first sync waits at least: an engine that joins may have a whole model to fetch."""
+"""Seconds that the first sync waits at least: an engine that joins may have to fetch a whole model."""
 
 _SOON = 5.0
-"""Seconds after which whoever started a trainer is told what it waits for."""
+"""Seconds after which the log says what the first sync waits for."""
 
 _LOOK_AGAIN = 0.05, 2.0
-"""Seconds between two looks for engines that are to be live: the first, and the longest."""
+"""Seconds between two checks whether the engines are live: the first pause, and the longest."""
 
 
 @dataclass(frozen=True)
 class Sync:
-    """What came of one `send_weights`."""
+    """The outcome of one `send_weights`."""
 
     version: int
     """The newest that the bucket has."""
     live: bool
-    """Whether these weights are that version, and every engine that follows holds it."""
+    """Whether these weights are that version, and every engine that follows serves it."""
     changed: int
     """Elements."""
     nbytes: int
-    """Uploaded; nothing if the bucket had these weights, or has them not yet."""
+    """Bytes uploaded; 0 if the bucket had these weights already, or does not have them yet."""
     broadcast: int
-    """Bytes that TRL streamed: what it would have sent to the engine."""
+    """Bytes that TRL streamed: what it would have sent to the engine itself."""
     pause: float | None
-    """Seconds that the engine stood still; the longest, if there are several. None while it is not live."""
+    """Seconds that the engine was paused; the longest pause if there are several engines. None while not live."""
     seconds: Mapping[str, float]
-    """By phase, as the trainer waited for them: take, detect, upload, live."""
+    """Seconds that the trainer waited, by phase: take, detect, upload, live."""
 
     def __str__(self) -> str:
         phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self.seconds.items())
@@ -83,12 +82,22 @@ class Sync:
 
 @dataclass(frozen=True)
 class _Sent:
-    """The newest that the bucket has after a sync; ``is_there``: and it is what was sent."""
+    """The newest version in the bucket after a sync; ``is_there``: it is what was sent."""
 
     position: Position
     changed: int = 0
     nbytes: int = 0
     is_there: bool = True
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Whether a version is live: ``pause`` is what it cost, or None; then ``problem`` says what is missing."""
+
+    pause: float | None
+    problem: str = ""
+    no_engine: bool = False
+    """Whether the problem is that no engine follows the channel."""
 
 
 class WeightcastTransfer:
@@ -97,14 +106,14 @@ class WeightcastTransfer:
     >>> transfer = WeightcastTransfer("hf://buckets/me/run-42")
     >>> trainer = AsyncGRPOTrainer(model, weight_transfer=transfer, …)            # doctest: +SKIP
 
-    Where an agent follows the channel (`weightcast attach`), it brings every version into its engine. Where none does
-    and ``engine`` is given, the URL of a vLLM on this very host or an `InProcess` one, this object does that itself.
+    An agent that follows the channel (`weightcast attach`) brings every version into its engine. If none does and
+    ``engine`` is given (the URL of a vLLM on this host, or an `InProcess` one), this object updates that engine itself.
 
-    `send_weights` comes back once the new version is live, so that TRL's count of versions is true for the rollouts it
-    starts from then on. It waits ``patience`` seconds at most: a bucket or an engine that is away longer is named in
-    the log, training goes on, and what was published meanwhile arrives together. Only the first sync waits longer, ten
-    minutes, since an engine that joins may have a whole model to fetch, and raises then, since nobody was ever there.
-    With ``patience=0`` nothing is waited for.
+    `send_weights` returns once the new version is live, so that TRL's count of versions is right for the rollouts it
+    starts afterwards. It waits at most ``patience`` seconds: if a bucket or an engine is away for longer, the log says
+    so, training goes on, and what was published meanwhile arrives together. Only the first sync waits longer, ten
+    minutes, because an engine that joins may have to fetch a whole model; then it raises, because no engine was ever
+    there. With ``patience=0`` it does not wait.
     """
 
     def __init__(
@@ -120,9 +129,9 @@ class WeightcastTransfer:
         threads: int | None = None,
         retry_after: float = 5.0,
     ):
-        """``dtype`` is what float32 is rounded to where the channel is new; ``mirror`` a folder for ``engine``.
+        """``dtype`` is what float32 is rounded to in a new channel; ``mirror`` is a folder for ``engine``.
 
-        The others are those of `Publisher`.
+        The other parameters are those of `Publisher`.
         """
         self._store = open_store(channel)
         self._engine = HttpEngine(engine) if isinstance(engine, str) else engine
@@ -140,20 +149,20 @@ class WeightcastTransfer:
     # -- what TRL calls ----------------------------------------------------------------------------------------------
 
     def init_weight_transfer(self) -> None:
-        """Ask the bucket for the channel, so that a wrong address is known before anything is computed."""
-        self.destroy()  # a training before this one, if it did not
+        """Look up the channel, so that a wrong address fails before anything is computed."""
+        self.destroy()  # an earlier training that did not call it
         self._chain = channel_in(self._store)
         table = self._chain.channel.table if self._chain is not None else None
         workers = self._opened.enter_context(Workers(self._threads))
         self._received = Streamed(table, self._dtype, workers)
 
     def pause(self) -> None:
-        """The engine goes on: it is paused when all that it needs is staged."""
+        """Does nothing: the engine is paused later, when all that it needs is staged."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Publish what the trainer has now, and wait until it is live."""
+        """Publish the trainer's current weights, and wait until they are live."""
         if self._received is None:
-            hint = "TRL's trainer does it when training begins, but only once: to train again, make another trainer."
+            hint = "TRL's trainer calls it when training begins, but only once: to train again, make another trainer."
             raise UsageError("init_weight_transfer was not called", hint=hint)
         clock = Phases()
         with clock.phase("take"):
@@ -175,10 +184,10 @@ class WeightcastTransfer:
         _log.info("%s", self.last)
 
     def resume(self) -> None:
-        """The engine never stopped."""
+        """Does nothing: the engine was not paused."""
 
     def destroy(self) -> None:
-        """Send what is not in the bucket yet, and end; raises what prevents it."""
+        """Upload what is not in the bucket yet, and close; raises if that fails."""
         received, self._received = self._received, None
         if received is not None:
             self._publisher = self._agent = self._followers = None
@@ -188,7 +197,7 @@ class WeightcastTransfer:
     # -- publish -----------------------------------------------------------------------------------------------------
 
     def _begin(self, received: Streamed, clock: Phases) -> _Sent:
-        """Take up the channel where it is, or begin it."""
+        """Continue the channel where it is, or start it."""
         with clock.phase("upload"):
             before = self._chain.head() if self._chain is not None else None
             if missing := received.missing:
@@ -198,7 +207,7 @@ class WeightcastTransfer:
                 for name, other in tied.items():
                     _log.warning("%s is a copy of %s, and stays one: TRL sends only that", name, other)
                 if frozen := len(missing) - len(tied):
-                    _log.info("%s tensors of the channel are not trained, and stay as they are", frozen)
+                    _log.info("%s tensors of the channel are not trained and stay as they are", frozen)
             publisher = Publisher(
                 self._store,
                 received,
@@ -210,14 +219,14 @@ class WeightcastTransfer:
             self._publisher = self._opened.enter_context(publisher)
             self._chain = Chain.open(self._store)
             receipt = publisher.publish()
-            publisher.flush()  # raises what prevents it, where the receipt would wait
+            publisher.flush()  # raises an error for which the receipt would wait
             head = receipt.result()
         if before is not None and head.position == before.position:
             return _Sent(head.position)
         return _Sent(head.position, head.changed, received.table.nbytes if head.base is None else head.object.size)
 
     def _publish(self, deadline: float, clock: Phases) -> _Sent:
-        """Wait for the commit that has these weights, but not longer than anyone would."""
+        """Wait for the commit of these weights, until the deadline."""
         assert self._publisher is not None
         with clock.phase("detect"):
             receipt = self._publisher.publish()
@@ -229,7 +238,7 @@ class WeightcastTransfer:
                 return _Sent(manifest.position, manifest.changed, manifest.object.size)
             except TimeoutError:
                 if self._patience:
-                    hint = "it is tried again, and goes together with the next; training goes on"
+                    hint = "the upload is retried, together with the next version; training goes on"
                     _log.warning("%s did not take the weights in %g s; %s", self._store.url, self._patience, hint)
         return _Sent(self._publisher.position, is_there=False)
 
@@ -239,33 +248,33 @@ class WeightcastTransfer:
         """Wait until a version is live; the pause that it took, or None if it took too long."""
         if (self._engine is None and patience == 0) or (patience and not sent.is_there):
             return None
-        deadline, wait, told = began + patience, _LOOK_AGAIN[0], False
+        deadline, wait, warned = began + patience, _LOOK_AGAIN[0], False
         while True:
             cause = None
             try:
-                pause, trouble = self._look(sent.position)
-            except WeightcastError as error:  # whatever ails an engine or its mirror: training need not end of it
+                look = self._look(sent.position)
+            except WeightcastError as error:  # training need not end because of an engine or its mirror
                 if first and isinstance(error, MisfitError):
-                    raise  # it will not fit any better in ten minutes
-                pause, trouble, cause = None, str(error), error
-            if pause is not None:
-                return pause
+                    raise  # waiting does not help
+                look, cause = _Look(None, str(error)), error
+            if look.pause is not None:
+                return look.pause
             if time.monotonic() >= deadline:
                 break
-            if first and not told and time.monotonic() >= began + _SOON:
-                told = True
-                _log.warning("waiting for version %s to be live: %s", sent.position.version, trouble)
+            if first and not warned and time.monotonic() >= began + _SOON:
+                warned = True
+                _log.warning("waiting for version %s to be live: %s", sent.position.version, look.problem)
             time.sleep(min(wait, max(0.0, deadline - time.monotonic())))
             wait = min(1.5 * wait, _LOOK_AGAIN[1])
-        problem = f"version {sent.position.version} is not live after {patience:g} s: {trouble}"
+        problem = f"version {sent.position.version} is not live after {patience:g} s: {look.problem}"
         if first:
             url = self._engine.url if self._engine else self._store.url
-            raise EngineError(problem, url=url, hint=self._remedy(trouble)) from cause
+            raise EngineError(problem, url=url, hint=self._remedy(look)) from cause
         _log.warning("%s; training goes on", problem)
         return None
 
-    def _look(self, position: Position) -> tuple[float | None, str]:
-        """The pause that brought engines there, or None and what prevents it. An engine that nobody feeds is fed."""
+    def _look(self, position: Position) -> _Look:
+        """Whether all engines are at a position. Updates ``engine`` itself if no agent follows the channel."""
         assert self._chain is not None
         self._followers = self._followers or Followers(self._chain)
         engines = self._followers.now()
@@ -273,38 +282,40 @@ class WeightcastTransfer:
             return self._drive(self._engine, position)
         if self._agent is not None:
             self._step_aside()
-        late = [beat for beat in engines if beat.position != position]  # a channel that was reset has had the number
-        if engines and not late:
-            return max(beat.pause or 0.0 for beat in engines), ""
         if not engines:
-            return None, _NOBODY
-        told = (f"{beat.replica} stands at {beat.position.version}{_why(beat.error)}" for beat in late)
-        return None, ", ".join(told)
+            return _Look(None, "no engine follows the channel", no_engine=True)
+        # Positions, not numbers: a channel that was reset uses a number again.
+        late = [beat for beat in engines if beat.position != position]
+        if not late:
+            return _Look(max(beat.pause or 0.0 for beat in engines))
+        return _Look(
+            None, ", ".join(f"{beat.replica} is at {beat.position.version}{_why(beat.error)}" for beat in late)
+        )
 
-    def _drive(self, engine: Engine, position: Position) -> tuple[float | None, str]:
-        """Be the agent that is missing."""
+    def _drive(self, engine: Engine, position: Position) -> _Look:
+        """Do what an agent would do."""
         if self._agent is None:
             assert self._chain is not None
             mirror = self._mirror or default_mirror(self._chain.channel.id)
             self._agent = self._driving.enter_context(Agent(self._store, engine, mirror))
-            _log.info("nobody follows %s: this trainer updates %s itself", self._store.url, engine.url)
+            _log.info("no agent follows %s: this trainer updates %s itself", self._store.url, engine.url)
         self._agent.step()
         at, last = self._agent.position, self._agent.last
         if at != position:  # the same number may be another writer's, or of a channel that was reset
-            return None, f"the engine stands at {at}, not at {position}"
-        return last.pause if last is not None else 0.0, ""
+            return _Look(None, f"the engine is at {at}, not at {position}")
+        return _Look(last.pause if last is not None else 0.0)
 
     def _step_aside(self) -> None:
-        """Somebody else follows now: two who update one engine would be in each other's way."""
+        """An agent follows now: two of them must not update one engine."""
         self._agent = None
         self._driving.close()
         _log.info("an agent follows %s now: this trainer no longer updates the engine itself", self._store.url)
 
-    def _remedy(self, trouble: str) -> str:
+    def _remedy(self, look: _Look) -> str:
         if self._agent is not None:
-            return "Is it on this host? If not, run `weightcast attach` beside it instead of passing engine=…."
-        if trouble == _NOBODY:
-            return f"Run `weightcast attach {self._store.url} --engine http://127.0.0.1:8000` beside vLLM."
+            return "Is it on this host? If not, run `weightcast attach` next to it instead of passing engine=…."
+        if look.no_engine:
+            return f"Run `weightcast attach {self._store.url} --engine http://127.0.0.1:8000` next to vLLM."
         return "If it only takes longer, pass a longer patience=…."
 
 
@@ -316,8 +327,8 @@ def _held_by(store: Store, received: Streamed, head: Manifest | None) -> Weights
     """The weights of a channel's head, for what is missing; `UsageError` if it has none yet."""
     names, table = received.missing, received.table
     if head is None:
-        problem = "the channel was begun with more tensors than the trainer sends, and never got its weights"
-        raise UsageError(problem, tensor=names[0], hint="Complete it: `weightcast init` with the checkpoint, again.")
+        problem = "the channel has more tensors than the trainer sends, and no version yet"
+        raise UsageError(problem, tensor=names[0], hint="Complete it: run `weightcast init` with the checkpoint again.")
     held = Copies(table, {spec.name: np.zeros(spec.elements, spec.kind.word) for spec in table})
     with Subscriber(store, held, Pinned(head.position.version)) as subscriber:
         subscriber.sync()
@@ -325,9 +336,9 @@ def _held_by(store: Store, received: Streamed, head: Manifest | None) -> Weights
 
 
 def _tied(held: Weights, missing: Collection[str]) -> dict[str, str]:
-    """The output layer, if it is the embedding: checkpoints may have both, a model has it once, and TRL sends one.
+    """The output layer, if it equals the embedding: a checkpoint may hold both, a model holds one, and TRL sends one.
 
-    Others are not guessed: a block that is frozen may well be the copy of one that is trained.
+    No others are guessed: a frozen block may well be a copy of one that is trained.
     """
     found = {}
     for spec in (held.table[name] for name in missing if name.endswith(_HEAD)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,17 +32,13 @@ from weightcast.format.spec import TensorTable
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing has to be said beforehand."""
+    """Nothing has to be set up beforehand."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """What `EngineWorker.apply` takes."""
-
-    position: list[Any] | None
-    mirror: dict[str, Any]
-    job: str | None = None
-    reload: list[str] = field(default_factory=list)
+    message: str
+    """An encoded `weightcast.engine.messages.ApplyUpdate`."""
 
 
 class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -64,10 +60,10 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         WorkerBase.weightcast = _answer
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """There is no connection to make."""
+        """There is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """Nothing is laid open for an update."""
+        """Nothing has to be prepared."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -75,7 +71,7 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        self.worker.apply(update_info.job, update_info.position, update_info.mirror, update_info.reload)
+        self.worker.apply(update_info.message)
 
     def finish_weight_update(self) -> None:
         """All is written when an update returns."""
@@ -100,9 +96,9 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 def refuse_unseen(config: Any) -> None:
-    """`UsageError` for what would change parameters, or hold some, where we do not see it."""
+    """`UsageError` for options with which vLLM changes or holds parameters where the backend does not see them."""
     parallel = config.parallel_config
-    # Each core of a dense model is told that it is alone; the index, and the most there may be, are left as they were.
+    # vLLM resets the size for each core of a dense model, but neither the index nor the elastic maximum.
     if max(parallel.data_parallel_size, parallel.elastic_ep_max_dp_size or 1) > 1 or parallel.data_parallel_index > 0:
         hint = "Start one server for each replica without --data-parallel-size, and an agent for each."
         raise UsageError("the weightcast backend does not work with data parallelism", hint=hint)
@@ -114,12 +110,11 @@ def refuse_unseen(config: Any) -> None:
 
 
 def _answer(self: Any, request: str) -> dict[str, str]:
-    """`collective_rpc("weightcast", [request])` ends here, as a method of vLLM's worker."""
+    """`collective_rpc("weightcast", [request])` ends here, as a method of vLLM's worker. vLLM returns no plain text."""
     for name in ("reload_weights", "reset_weights"):
         if name not in vars(self):
             setattr(self, name, _forgetting(self, getattr(self, name)))
-    answer: dict[str, str] = self.weight_transfer_engine.worker.answer(request)
-    return answer
+    return {"json": self.weight_transfer_engine.worker.answer(request)}
 
 
 def _forgetting(worker: Any, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,7 +128,7 @@ def _forgetting(worker: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, CPUUnquantizedExperts]]:
-    """On a CPU vLLM packs the experts of a mixture behind its loader's back."""
+    """The experts of a mixture that vLLM packs on a CPU after its loader has run."""
     for name, module in model.named_modules():
         kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
         experts = getattr(kernel, "fused_experts", None)
@@ -142,7 +137,7 @@ def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def with_packed_experts(layout: Layout, model: torch.nn.Module) -> Layout:
-    """Have vLLM pack numbers, and see where they are."""
+    """Have vLLM pack the numbers of elements, and see where they end up."""
     for name, module, experts in packed_experts(model):
         for parameter in ("w13_weight", "w2_weight"):
             shape = tuple(getattr(module, parameter).shape[1:])

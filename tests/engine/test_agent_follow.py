@@ -60,6 +60,15 @@ def test_agent_survives_a_day_without_its_engine(training: Training, tmp_path: P
         must_be(engine, agent, 1)
 
 
+def test_heartbeat_reports_the_engines_version(training: Training, tmp_path: Path) -> None:
+    with Agent(training.url, Local(training.weights), tmp_path / "mirror", replica="gpu-1") as agent:
+        training.step(1)
+        assert next(agent.follow(every=0.01)).position.version == 1
+        found = heartbeat_of(agent.subscriber.chain, "gpu-1")
+        assert found is not None
+        assert found.position.version == 1
+
+
 def test_heartbeat_that_was_refused_is_tried_again(training: Training, tmp_path: Path) -> None:
     clock, store = Rounds(), ScriptedStore(open_store(training.url))
     refused = store.fail("put", REPLICAS, AccessError)

@@ -1,0 +1,59 @@
+"""Digests of the boxes that workers hold, combined into digests of whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from weightcast.engine.layout import Box
+from weightcast.errors import UsageError
+from weightcast.format.digest import MODULUS, Fingerprint
+from weightcast.format.spec import TensorSpec, TensorTable
+
+
+@dataclass(frozen=True)
+class BoxDigest:
+    """What a worker reports about a box: its digest, or why there is none."""
+
+    box: Box
+    digest: int | None
+    problem: str | None = None
+    rounded: bool = False
+    """Whether the reason is that the engine holds it in a narrower dtype."""
+
+
+@dataclass(frozen=True)
+class TensorDigest:
+    """A tensor's digest as all workers together hold it, or what is wrong with it."""
+
+    digest: int | None
+    problem: str | None = None
+    rounded: bool = False
+    """Whether all that is wrong is that the engine rounds it."""
+
+
+def combine(spec: TensorSpec, boxes: Iterable[BoxDigest]) -> TensorDigest:
+    """Add up boxes: copies of a box must agree and count once, others must not overlap, and none may be missing."""
+    distinct: dict[Box, int] = {}
+    for one in boxes:
+        if not one.box.fits(spec.shape):
+            raise UsageError(f"a worker reports a box that is not inside {list(spec.shape)}", tensor=spec.name)
+        if one.digest is None:
+            return TensorDigest(None, one.problem or "a worker has no digest of it", one.rounded)
+        if distinct.setdefault(one.box, one.digest) != one.digest:
+            return TensorDigest(None, "copies of the same elements differ")
+    found = list(distinct)
+    if not found and spec.elements:
+        return TensorDigest(None, "no worker holds it")
+    if any(a.meets(b) for i, a in enumerate(found) for b in found[:i]):
+        return TensorDigest(None, "workers hold boxes that overlap in part")
+    if sum(box.elements for box in found) != spec.elements:
+        return TensorDigest(None, "no worker holds some of its elements")
+    return TensorDigest(sum(distinct.values()) % MODULUS)
+
+
+def fingerprint_of(table: TensorTable, digests: Mapping[str, TensorDigest]) -> Fingerprint | None:
+    """The fingerprint of what an engine holds; None unless every tensor could be digested."""
+    found = [digests[spec.name].digest if spec.name in digests else None for spec in table]
+    known = tuple(digest for digest in found if digest is not None)
+    return Fingerprint(table, known) if len(known) == len(found) else None

@@ -1,0 +1,89 @@
+"""Does a channel fit an engine? What the layout of its tensors leaves out, and what must not be attempted.
+
+A layout is trusted for a tensor only after its live digest, read through the layout, was a version's: where an engine
+packs or quantises weights after loading, the layout that its loader shows is not where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weightcast.channel.records import Channel
+from weightcast.engine.client import Engine
+from weightcast.engine.messages import Fit, Learn, Survey, SurveyResult
+from weightcast.errors import MisfitError
+
+_NAMED = 8
+"""Names in a message."""
+
+
+@dataclass(frozen=True)
+class EngineFit:
+    """How the tensors of a channel fit the parameters of all workers."""
+
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that cannot be traced into the parameters, and why."""
+    absent: frozenset[str] = frozenset()
+    """Tensors that have no place in the engine."""
+    uncovered: Mapping[str, int] = field(default_factory=dict)
+    """Parameters that no tensor covers, with the number of elements left out."""
+    cannot_reload: str | None = None
+    """Why the engine's own loader must not be used, if so."""
+    trusted: frozenset[str] = frozenset()
+    """Tensors that may be written through the layout."""
+
+
+def combine_fits(fits: Sequence[Fit]) -> EngineFit:
+    unknown: dict[str, str] = {}
+    uncovered: dict[str, int] = {}
+    for one in fits:
+        unknown |= one.unknown
+        uncovered |= one.uncovered
+    absent = frozenset.intersection(*(frozenset(one.absent) for one in fits))
+    cannot_reload = next((one.cannot_reload for one in fits if one.cannot_reload), None)
+    trusted = frozenset.intersection(*(frozenset(one.trusted) for one in fits))
+    return EngineFit(unknown, absent - unknown.keys(), uncovered, cannot_reload, trusted)
+
+
+def teach(engine: Engine, channel: Channel) -> None:
+    """Have the workers learn where the tensors of a channel are.
+
+    `MisfitError` if the channel does not fit; the workers then keep what they had learned before.
+    """
+    _refuse_misfit(engine.ask(Survey(channel)), engine.url)
+    engine.ask(Learn(channel))
+
+
+def _refuse_misfit(surveys: Sequence[SurveyResult], url: str) -> None:
+    remedy = "Name the channel of the model that the engine serves, or start the engine with the channel's model."
+    for one in surveys:
+        if one.broken:
+            raise MisfitError(f"the channel does not fit the engine: {one.broken}", url=url, hint=remedy)
+    strange: dict[str, int] = {}
+    for one in surveys:
+        strange |= one.strange
+    if strange:
+        problem = f"no tensor of the channel covers {counted(strange, 'parameter')} of the engine"
+        hint = f"{remedy} If it is the right one, start the engine from a local folder of its checkpoint."
+        raise MisfitError(f"{problem}: {listed(strange)}", url=url, hint=hint)
+    fit = combine_fits([one.fit for one in surveys])
+    refuse_reload(fit.unknown, fit.cannot_reload, url)
+
+
+def refuse_reload(names: Collection[str], reason: str | None, url: str) -> None:
+    """`MisfitError` if there are tensors that only a reload can bring into the engine, and it cannot reload."""
+    if names and reason is not None:
+        problem = f"the engine can neither place nor reload {counted(names, 'tensor')}: {listed(names)}; {reason}"
+        hint = "Restart vLLM from the mirror for a new version, or serve this model on a GPU."
+        raise MisfitError(problem, url=url, tensor=min(names), hint=hint)
+
+
+def counted(things: Collection[object], noun: str) -> str:
+    return f"{len(things):,} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first of some names, for a message of one line."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:_NAMED]) + (f" and {len(ordered) - _NAMED:,} more" if len(ordered) > _NAMED else "")

@@ -1,0 +1,289 @@
+"""What an agent requests of an engine's workers, and what they answer. `protocol` puts it into JSON.
+
+Every number is a natural number below 2**64. Each request names the type of its answer; a request that starts a *job*
+also names the type of the job's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, Literal, TypeVar
+
+from weightcast.channel.keys import Position
+from weightcast.channel.records import Channel
+from weightcast.engine.box_digests import BoxDigest
+from weightcast.errors import FormatError
+
+Answered = TypeVar("Answered", covariant=True)
+Produced = TypeVar("Produced", covariant=True)
+
+BoxDigests = Mapping[str, tuple[BoxDigest, ...]]
+"""Of some tensors, by name."""
+
+
+# -- what workers answer -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Done:
+    """The request was carried out, or its job was started."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request was not carried out."""
+
+    problem: str
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What a worker knows about itself without computing anything."""
+
+    instance: str
+    """Of the worker's process: another one after a restart."""
+    rank: int
+    world: int
+    position: Position | None
+    """Of its live parameters; None if it does not know."""
+    changing: bool
+    """Whether an update began to write and did not finish: the parameters are a mix of versions."""
+    failed: str | None
+    """Why the last update failed, if it did."""
+    paused_by_agent: bool
+    updates: int
+    """How often something wrote to the parameters since the worker started."""
+    table: str | None
+    """SHA-256 of the table whose layout the worker has learned."""
+    fit_revision: int
+    """How often what `ReadFit` answers has changed."""
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world:
+            raise FormatError(f"worker_state: rank {self.rank} of {self.world} workers")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the tensors of a table fit one worker's parameters."""
+
+    unknown: Mapping[str, str]
+    """Tensors that cannot be traced into the parameters, and why."""
+    absent: tuple[str, ...]
+    """Tensors that this worker has no place for."""
+    uncovered: Mapping[str, int]
+    """Parameters that no tensor covers, with the number of elements left out."""
+    cannot_reload: str | None
+    """Why the engine's own loader must not be used, if so."""
+    trusted: tuple[str, ...]
+    """Tensors whose layout was verified: patches may be written through it."""
+
+
+@dataclass(frozen=True)
+class SurveyResult:
+    """How the tensors of a channel would fit, beside how the engine's own checkpoint does."""
+
+    fit: Fit
+    broken: str | None
+    """Why the engine's loader cannot take the channel's tensors, although it can take its own checkpoint's."""
+    strange: Mapping[str, int]
+    """Parameters that the engine's own checkpoint covers and the channel does not."""
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Digests of the boxes of tensors, from the live parameters."""
+
+    live: BoxDigests
+    remembered: BoxDigests = field(default_factory=dict)
+    """What the worker expected, for a `Verify`."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """An update is ready to be written; ``digests`` are those of the touched tensors afterwards."""
+
+    digests: BoxDigests
+    changed: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tensors whose live bits are those that the engine loaded when it started, and those whose bits are not."""
+
+    same: tuple[str, ...]
+    other: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """How a job is doing. ``gone``: the worker has no such job, another one took its place."""
+
+    state: Literal["running", "done", "failed", "cancelled", "gone"]
+    result: Digests | Staged | Comparison | None = None
+    problem: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.result is not None) != (self.state == "done") or (self.problem is not None) != (
+            self.state == "failed"
+        ):
+            raise FormatError(f"job_report: state {self.state} with a result or a problem of another state")
+
+
+# -- what agents request -----------------------------------------------------------------------------------------------
+
+
+class Request(Generic[Answered]):
+    """Something to ask of every worker."""
+
+    answer: ClassVar[type] = Done
+
+
+class JobRequest(Request[Done], Generic[Produced]):
+    """Starts a job on every worker, which goes on in the background; `ReadJob` asks for its result."""
+
+    result: ClassVar[type]
+    job: str
+
+
+@dataclass(frozen=True)
+class Hello(Request[WorkerState]):
+    answer: ClassVar[type] = WorkerState
+
+
+@dataclass(frozen=True)
+class ReadFit(Request[Fit]):
+    """How does the learned table fit?"""
+
+    answer: ClassVar[type] = Fit
+
+
+@dataclass(frozen=True)
+class Survey(Request[SurveyResult]):
+    """How would the tensors of a channel fit? What was learned before stays."""
+
+    answer: ClassVar[type] = SurveyResult
+    channel: Channel
+
+
+@dataclass(frozen=True)
+class Learn(Request[Done]):
+    """Learn the layout of a channel's tensors; forget that of another table."""
+
+    channel: Channel
+
+
+@dataclass(frozen=True)
+class Trust(Request[Done]):
+    """Mark the layout of these tensors as verified: their live digests were a version's."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Distrust(Request[Done]):
+    """Mark the layout of these tensors as wrong, whatever may be read through it later."""
+
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class SetPosition(Request[Done]):
+    """The live parameters are this version; None: they are not what they should be."""
+
+    position: Position | None
+
+
+@dataclass(frozen=True)
+class SetPausedByAgent(Request[Done]):
+    """An agent pauses the engine, or no longer does: the next agent must know whose pause it is."""
+
+    paused: bool
+
+
+@dataclass(frozen=True)
+class ReadJob(Request[JobReport]):
+    answer: ClassVar[type] = JobReport
+    job: str
+
+
+@dataclass(frozen=True)
+class Digest(JobRequest[Digests]):
+    """Digest the live parameters, of some tensors or all."""
+
+    result: ClassVar[type] = Digests
+    job: str
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Verify(JobRequest[Digests]):
+    """Digest the live parameters, and report what they are expected to be."""
+
+    result: ClassVar[type] = Digests
+    job: str
+
+
+@dataclass(frozen=True)
+class StagePatches(JobRequest[Staged]):
+    """Prepare staged patches, in this order, for the tensors whose layout is trusted."""
+
+    result: ClassVar[type] = Staged
+    job: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageWeights(JobRequest[Staged]):
+    """Prepare all that differs from a mirror, in these tensors."""
+
+    result: ClassVar[type] = Staged
+    job: str
+    mirror: str
+    """The folder of a mirror on the worker's host."""
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CompareFiles(JobRequest[Comparison]):
+    """Compare the live parameters, read through the layout, with the checkpoint that the engine loaded."""
+
+    result: ClassVar[type] = Comparison
+    job: str
+
+
+@dataclass(frozen=True)
+class ApplyUpdate(Request[Done]):
+    """Write what a job prepared, then load tensors through the engine's own loader.
+
+    It travels through the engine's own update route. Nothing is answered: `WorkerState` tells what came of it.
+    """
+
+    job: str | None
+    position: Position
+    mirror: str
+    """The folder of a mirror on the worker's host."""
+    reload: tuple[str, ...]
+
+
+REQUESTS = (
+    Hello,
+    ReadFit,
+    Survey,
+    Learn,
+    Trust,
+    Distrust,
+    SetPosition,
+    SetPausedByAgent,
+    ReadJob,
+    Digest,
+    Verify,
+    StagePatches,
+    StageWeights,
+    CompareFiles,
+    ApplyUpdate,
+)
+ANSWERS = (Done, Failed, WorkerState, Fit, SurveyResult, JobReport)

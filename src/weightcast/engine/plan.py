@@ -1,0 +1,77 @@
+"""How to bring an engine to a version, decided from what it reports and what the mirror holds. No I/O.
+
+- `Patch`: the workers write what the mirror's newest patches change, if the engine is where those begin.
+- `Compare`: the workers compare what they hold with the mirror, where their layout is trusted.
+- `Reload`: the engine's own loader reads everything from the mirror.
+
+Tensors that a patch or a comparison cannot reach go through the engine's loader in the same pause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from weightcast.channel.keys import Position
+from weightcast.engine.state import EngineState
+from weightcast.format.digest import Fingerprint
+from weightcast.format.spec import TensorTable
+
+
+@dataclass(frozen=True)
+class Patch:
+    reload: tuple[str, ...]
+    """Tensors for the engine's own loader, by whole layers."""
+    unreachable: frozenset[str]
+    """Those of them that nothing but a reload can change."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    names: tuple[str, ...]
+    reload: tuple[str, ...]
+    unreachable: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Reload:
+    reload: tuple[str, ...]
+    unreachable: frozenset[str]
+
+
+def plan_patch(state: EngineState, start: Position | None, before: Fingerprint, after: Fingerprint) -> Patch | None:
+    """For patches from ``start`` that lead from one fingerprint to another; None if the engine is not at ``start``."""
+    if state.position is None or state.changing or state.position != start:
+        return None
+    touched = {
+        spec.name for spec, old, new in zip(after.table, before.digests, after.digests, strict=True) if old != new
+    }
+    unreachable = _unreachable(state, touched)
+    return Patch(_whole_layers(after.table, unreachable), unreachable)
+
+
+def plan_update(state: EngineState, table: TensorTable, target: Position) -> Compare | Reload | None:
+    """For an engine that no staged patches lead to ``target``; None if it is there."""
+    if state.position == target and not state.changing:
+        return None
+    unreachable = _unreachable(state, {spec.name for spec in table})
+    reload = _whole_layers(table, unreachable)
+    names = tuple(sorted(state.fit.trusted - set(reload)))
+    return Compare(names, reload, unreachable) if names else Reload(reload, unreachable)
+
+
+def _unreachable(state: EngineState, names: Collection[str]) -> frozenset[str]:
+    return frozenset(names) - state.fit.trusted - state.fit.absent
+
+
+def _whole_layers(table: TensorTable, names: Collection[str]) -> tuple[str, ...]:
+    """All tensors of the layers that ``names`` are in: given half a layer, a loader fills the rest with anything."""
+    layers = {_layer_of(name) for name in names}
+    return tuple(spec.name for spec in table if _layer_of(spec.name) in layers)
+
+
+def _layer_of(name: str) -> str:
+    """The layer that a tensor is in, by the first number of its name."""
+    found = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", name)
+    return found.group() if found else ""

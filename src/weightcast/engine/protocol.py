@@ -1,0 +1,167 @@
+"""The JSON of the messages between an agent and an engine's workers: one strict, bounded codec for both sides.
+
+    {"protocol": 1, "kind": "stage_patches", "job": "4f…", "paths": ["…"]}
+
+The protocol number is checked before anything else, so that two releases that do not understand each other say just
+that. After it an unknown kind, a missing, extra or wrongly typed field and a number out of range are each one
+`FormatError` that names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from weightcast.channel.keys import Position
+from weightcast.channel.records import Channel, channel_from_json, channel_to_json, position_from_json, position_json
+from weightcast.engine.box_digests import BoxDigest
+from weightcast.engine.layout import Box, Range
+from weightcast.engine.messages import ANSWERS, REQUESTS, Request
+from weightcast.errors import FormatError, VersionError
+from weightcast.format.json import parse_json
+
+PROTOCOL = 1
+"""An agent and a worker with different numbers refuse each other."""
+
+MAX_LENGTH = 1 << 28
+"""Characters of a message."""
+
+_NUMBERS = 1 << 64
+
+
+class ProtocolError(VersionError):
+    """The other side uses another protocol, number ``found``."""
+
+    def __init__(self, found: int):
+        super().__init__(f"the message is of protocol {found}, this side uses {PROTOCOL}")
+        self.found = found
+
+
+def encode(message: object) -> str:
+    return json.dumps({"protocol": PROTOCOL, **_plain(message)}, separators=(",", ":"))
+
+
+def decode_request(text: str) -> Request[Any]:
+    """`ProtocolError` for another protocol, `FormatError` for anything else that is no request."""
+    return _decode(text, REQUESTS, "request")  # type: ignore[no-any-return]
+
+
+def decode_answer(text: str) -> Any:
+    """`ProtocolError` for another protocol, `FormatError` for anything else that is no answer."""
+    return _decode(text, ANSWERS, "answer")
+
+
+def _decode(text: str, known: Iterable[type], what: str) -> Any:
+    if len(text) > MAX_LENGTH:
+        raise FormatError(f"the {what} has {len(text):,} characters, the limit is {MAX_LENGTH:,}")
+    found = parse_json(text.encode(errors="surrogatepass"), what)
+    if not isinstance(found, dict):
+        raise FormatError(f"the {what} is not an object")
+    number = found.pop("protocol", None)
+    if type(number) is not int:
+        raise FormatError(f"the {what} has no protocol number")
+    if number != PROTOCOL:
+        raise ProtocolError(number)
+    return _message(found, known, what)
+
+
+def kind_of(message: type) -> str:
+    """The name on the wire: StagePatches is "stage_patches"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", message.__name__).lower()
+
+
+def _plain(value: Any) -> Any:
+    kind: Any = type(value)
+    if is_dataclass(kind) and kind not in _SPECIAL:
+        return {"kind": kind_of(type(value)), **{one.name: _plain(getattr(value, one.name)) for one in fields(value)}}
+    if kind in _SPECIAL:
+        return _SPECIAL[kind][0](value)
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _message(value: Any, known: Iterable[type], where: str) -> Any:
+    """An object whose ``kind`` is one of the known ones, with all of its fields and no others."""
+    _expect(isinstance(value, dict), where, "an object", value)
+    kind = value.get("kind")
+    found = next((one for one in known if kind_of(one) == kind), None)
+    if found is None:
+        raise FormatError(f"{where}: unknown kind {kind!r:.60}")
+    hints = _fields(found)
+    if value.keys() != hints.keys() | {"kind"}:
+        missing, extra = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys() - {"kind"})
+        raise FormatError(f"{kind_of(found)}: fields missing: {missing}, fields too many: {extra!r:.200}")
+    return found(**{name: _value(value[name], hint, f"{kind_of(found)}.{name}") for name, hint in hints.items()})
+
+
+@cache
+def _fields(message: type) -> dict[str, Any]:
+    hints = get_type_hints(message)
+    return {one.name: hints[one.name] for one in fields(message)}
+
+
+def _value(value: Any, hint: Any, where: str) -> Any:
+    """A field's value from JSON, as its type hint says."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        others = [one for one in inner if one is not type(None)]
+        return _value(value, others[0], where) if len(others) == 1 else _message(value, others, where)
+    if origin is tuple:
+        _expect(isinstance(value, list), where, "a list", value)
+        return tuple(_value(one, inner[0], where) for one in value)
+    if origin is Mapping or hint is Mapping:
+        _expect(isinstance(value, dict), where, "an object", value)
+        return {name: _value(one, inner[1], where) for name, one in value.items()}
+    if origin is Literal:
+        _expect(isinstance(value, str) and value in inner, where, f"one of {', '.join(inner)}", value)
+        return value
+    if hint in _SPECIAL:
+        return _SPECIAL[hint][1](value)
+    if is_dataclass(hint):
+        return _message(value, (hint,), where)  # type: ignore[arg-type]
+    _expect(type(value) is hint and (hint is not int or 0 <= value < _NUMBERS), where, _NAMES[hint], value)
+    return value
+
+
+_NAMES = {int: "a natural number of 64 bits", bool: "true or false", str: "text"}
+
+
+def _expect(good: bool, where: str, what: str, found: object) -> None:
+    if not good:
+        raise FormatError(f"{where}: expected {what}, got {found!r:.60}")
+
+
+def _box_digest_plain(one: BoxDigest) -> list[Any]:
+    box = [[along.start, along.count, along.step] for along in one.box.ranges]
+    return [box, one.digest, one.problem, one.rounded]
+
+
+def _box_digest(value: Any) -> BoxDigest:
+    _expect(isinstance(value, list) and len(value) == 4 and isinstance(value[0], list), "box", "four values", value)
+    for along in value[0]:
+        _expect(isinstance(along, list) and len(along) == 3, "box", "three numbers for each dimension", along)
+    ranges = tuple(Range(*(_value(number, int, "box") for number in along)) for along in value[0])
+    digest, problem = (_value(value[i], hint, "box digest") for i, hint in ((1, int | None), (2, str | None)))
+    return BoxDigest(Box(ranges), digest, problem, _value(value[3], bool, "box digest"))
+
+
+def _channel(value: Any) -> Channel:
+    return channel_from_json(_value(value, str, "channel").encode())
+
+
+_SPECIAL: dict[Any, tuple[Any, Any]] = {
+    BoxDigest: (_box_digest_plain, _box_digest),
+    Channel: (lambda channel: channel_to_json(channel).decode(), _channel),
+    Position: (position_json, position_from_json),
+}
+"""Types with an encoding of their own: how they are written, and read."""

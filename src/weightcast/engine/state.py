@@ -1,0 +1,71 @@
+"""An engine's state, as all of its workers report it together. Nothing is computed for it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from weightcast.channel.keys import Position
+from weightcast.engine.client import Engine
+from weightcast.engine.fit import EngineFit, combine_fits
+from weightcast.engine.messages import Hello, ReadFit
+from weightcast.errors import EngineError
+from weightcast.format.digest import table_json
+from weightcast.format.spec import TensorTable
+
+
+@dataclass(frozen=True)
+class EngineState:
+    instances: tuple[str, ...]
+    """Of the workers' processes: others after a restart."""
+    position: Position | None
+    """Of all workers; None if one does not know, or they differ."""
+    changing: bool
+    """Whether an update broke off: the parameters are a mix of versions and must not be served."""
+    failed: str | None
+    """Why the last update failed on some worker, if it did."""
+    paused_by_agent: bool
+    """Whether an agent paused the engine, perhaps one that is dead by now."""
+    updates: int
+    """Since the engine started; before the first, it holds what it loaded."""
+    table: str | None
+    """Which table some worker has learned."""
+    learned: bool
+    """Whether all workers know the layout of this channel's tensors."""
+    fit_revisions: tuple[int, ...]
+    fit: EngineFit
+    """Empty unless ``learned``."""
+
+
+def read_state(engine: Engine, table: TensorTable, before: EngineState | None = None) -> EngineState:
+    """Ask the workers for their state; how the table fits is asked again only if it changed since ``before``."""
+    workers = engine.ask(Hello())
+    if {one.rank for one in workers} != set(range(workers[0].world)):
+        raise EngineError("not all workers answer", url=engine.url)
+    positions = {one.position for one in workers}
+    instances = tuple(one.instance for one in workers)
+    revisions = tuple(one.fit_revision for one in workers)
+    ours = table_digest(table)
+    learned = all(one.table == ours for one in workers)
+    fit = EngineFit()
+    if learned and before is not None and (before.instances, before.fit_revisions) == (instances, revisions):
+        fit = before.fit
+    elif learned:
+        fit = combine_fits(engine.ask(ReadFit()))
+    return EngineState(
+        instances=instances,
+        position=workers[0].position if len(positions) == 1 else None,
+        changing=any(one.changing for one in workers) or len(positions) > 1,
+        failed=next((one.failed for one in workers if one.failed), None),
+        paused_by_agent=any(one.paused_by_agent for one in workers),
+        updates=max(one.updates for one in workers),
+        table=next((one.table for one in workers if one.table), None),
+        learned=learned,
+        fit_revisions=revisions,
+        fit=fit,
+    )
+
+
+def table_digest(table: TensorTable) -> str:
+    """By which agent and worker tell tables apart."""
+    return hashlib.sha256(table_json(table).encode()).hexdigest()

@@ -1,0 +1,32 @@
+"""What brought an engine to a version, and how long each phase of it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weightcast.channel.keys import Position
+
+PAUSED = ("pause", "apply", "prove", "resume")
+"""The phases in which the engine stands still."""
+
+
+@dataclass(frozen=True)
+class EngineUpdate:
+    """An engine is at a version that it was not at before; ``seconds`` are by phase."""
+
+    position: Position
+    changed: int
+    """Elements written, on all workers."""
+    nbytes: int
+    """Memory that was staged for it."""
+    reloaded: int
+    """Tensors that went through the engine's own loader."""
+    unproven: tuple[str, ...]
+    """Tensors whose live bits cannot be read back."""
+    seconds: Mapping[str, float]
+
+    @property
+    def pause(self) -> float:
+        """Seconds that the engine stood still."""
+        return sum(self.seconds.get(phase, 0.0) for phase in PAUSED)

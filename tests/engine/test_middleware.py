@@ -1,0 +1,54 @@
+"""Requests that ask for a version wait for it, and responses name theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from weightcast.engine.vllm.middleware import WeightVersions
+
+
+class Client:
+    def __init__(self, *versions: str):
+        self._versions = list(versions)
+        self.asked = 0
+
+    async def get_weight_version(self) -> str:
+        self.asked += 1
+        return self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
+
+
+def asked(client: Client, path: str = "/v1/completions", **headers: str) -> tuple[int, str | None]:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    state = type("State", (), {"engine_client": client})
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "path": path, "headers": pairs, "app": type("App", (), {"state": state})}
+    asyncio.run(WeightVersions(app)(scope, receive, send))
+    return sent[0]["status"], dict(sent[0]["headers"]).get(b"x-weight-version", b"").decode() or None
+
+
+def test_responses_name_their_version() -> None:
+    assert asked(Client("7")) == (200, "7")
+    assert asked(Client("7", "8")) == (200, "7-8")
+    assert asked(Client("default", "default", "3")) == (200, "3"), "not before there is one"
+    assert asked(Client("default"), x_weight_version_wait="0") == (200, "default")
+    assert asked(Client("7"), path="/health") == (200, None)
+
+
+def test_requests_wait_for_a_version() -> None:
+    assert asked(Client("6", "6", "7"), x_weight_version_at_least="7") == (200, "7")
+    assert asked(Client("6"), x_weight_version_at_least="7", x_weight_version_wait="0") == (503, None)
+    assert asked(Client("default"), x_weight_version_at_least="0", x_weight_version_wait="0") == (503, None)
+    for bad in ("-1", "x", "9" * 13):
+        assert asked(Client("6"), x_weight_version_at_least=bad) == (400, None)
