@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_store import Request, ScriptedStore
 
 from weightcast.errors import CheckpointError, FormatError, MissingError, SpaceError, UnreachableError
 from weightcast.store.base import Store
@@ -30,20 +31,18 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class Counting(MemoryStore):
-    """Remembers what it was asked for; fails each ``fails``-th time."""
+def holding(content: bytes) -> ScriptedStore:
+    """A store with one object."""
+    store = ScriptedStore()
+    store.put("key", content)
+    return store
 
-    def __init__(self, content: bytes, fails: int = 0):
-        super().__init__("counting")
-        self.put("key", content)
-        self.asked: list[tuple[int, int]] = []
-        self.fails = fails
 
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self.asked.append((start, length or 0))
-        if self.fails and len(self.asked) % self.fails == 0:
-            raise UnreachableError("flaky", url=self.url, key=key)
-        return super().get(key, start, length)
+def ranges_of(store: ScriptedStore) -> list[tuple[int, int]]:
+    """The ranges that are asked for from now on."""
+    asked: list[tuple[int, int]] = []
+    store.before("get", "", lambda request: asked.append((request.start, request.length or 0)))
+    return asked
 
 
 def download(store: Store, path: Path, content: bytes = CONTENT, **options: Any) -> None:
@@ -54,19 +53,20 @@ def download(store: Store, path: Path, content: bytes = CONTENT, **options: Any)
 @pytest.mark.parametrize("parts", [1, 3, 8])
 def test_round_trip(tmp_path: Path, size: int, parts: int) -> None:
     content = os.urandom(size)
-    store = Counting(content)
+    store = holding(content)
+    asked = ranges_of(store)
     told: list[tuple[str, int, int]] = []
     download(store, tmp_path / "out", content, parts=parts, report=lambda *what: told.append(what))
     assert (tmp_path / "out").read_bytes() == content
     assert os.listdir(tmp_path) == ["out"]  # noqa: PTH208
     assert told[-1] == ("download", size, size)
     assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
-    assert sum(length for _, length in store.asked) == size + 1, "each byte once, and one to see that it ends there"
+    assert sum(length for _, length in asked) == size + 1, "each byte once, and one to see that it ends there"
 
 
 def test_a_file_in_its_place_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").write_bytes(b"old")
-    download(Counting(CONTENT), tmp_path / "out")
+    download(holding(CONTENT), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CONTENT
 
 
@@ -78,16 +78,17 @@ def test_sha256_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("there", [1, PART, 3 * PART + 1, len(CONTENT)])
 def test_a_beginning_is_not_loaded_again(tmp_path: Path, there: int) -> None:
     (tmp_path / "out.partial").write_bytes(CONTENT[:there])
-    store = Counting(CONTENT)
+    store = holding(CONTENT)
+    asked = ranges_of(store)
     download(store, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CONTENT
-    assert min(start for start, _ in store.asked) == there
+    assert min(start for start, _ in asked) == there
 
 
 @pytest.mark.parametrize("there", [b"x" * 10, b"x" * len(CONTENT), b"x" * 2 * len(CONTENT), CONTENT + b"x"])
 def test_the_beginning_of_something_else_is_dropped(tmp_path: Path, there: bytes) -> None:
     (tmp_path / "out.partial").write_bytes(there)
-    download(Counting(CONTENT), tmp_path / "out")
+    download(holding(CONTENT), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CONTENT
 
 
@@ -118,10 +119,11 @@ fetch(Slow(sys.argv[1]), "key", 20_000_000, sys.argv[2], Path(sys.argv[3]), part
         assert not out.exists()
         at = partial.stat().st_size
         assert content.startswith(partial.read_bytes())
-    store = Counting(content)
+    store = holding(content)
+    asked = ranges_of(store)
     download(store, out, content, part_size=1_000_000)
     assert out.read_bytes() == content
-    assert min(start for start, _ in store.asked) == at
+    assert min(start for start, _ in asked) == at
 
 
 @pytest.mark.parametrize(
@@ -141,15 +143,16 @@ def test_another_object_than_described_is_refused(tmp_path: Path, change: Any, s
     (tmp_path / "out").write_bytes(b"old")
     (tmp_path / "out.partial").write_bytes(CONTENT[:begun])
     with pytest.raises(FormatError, match=says) as caught:
-        download(Counting(change(CONTENT)), tmp_path / "out")
-    assert caught.value.file == "memory://counting/key"
+        download(holding(change(CONTENT)), tmp_path / "out")
+    assert caught.value.file == "memory://scripted/key"
     assert caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").read_bytes() == b"old"
 
 
 def test_a_store_that_fails_leaves_a_right_beginning(tmp_path: Path) -> None:
-    store = Counting(CONTENT, fails=4)
+    store = holding(CONTENT)
+    store.fail("get", skip=3, every=4)
     tries = 0
     while not (tmp_path / "out").exists():
         tries += 1
@@ -160,8 +163,9 @@ def test_a_store_that_fails_leaves_a_right_beginning(tmp_path: Path) -> None:
             assert CONTENT.startswith((tmp_path / "out.partial").read_bytes())
     assert tries > 2
     assert (tmp_path / "out").read_bytes() == CONTENT
-    patient = Patient(Counting(CONTENT, fails=3), sleep=lambda seconds: None)
-    download(patient, tmp_path / "out")
+    flaky = holding(CONTENT)
+    flaky.fail("get", skip=2, every=3)
+    download(Patient(flaky, sleep=lambda seconds: None), tmp_path / "out")
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -173,10 +177,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_noticed_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=len(CONTENT) - 1))
-    store = Counting(CONTENT)
+    store = holding(CONTENT)
+    asked = ranges_of(store)
     with pytest.raises(SpaceError, match=f"{len(CONTENT):,} bytes are needed"):
         download(store, tmp_path / "out")
-    assert store.asked == []
+    assert asked == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "out.partial").write_bytes(CONTENT[:1])
     download(store, tmp_path / "out")
@@ -211,26 +216,22 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     """No part is asked for before there is room for it among those on their way."""
     ahead: list[int] = []
 
-    class Watching(Counting):
-        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-            ahead.append(start - (tmp_path / "out.partial").stat().st_size)
-            time.sleep(0.002)
-            return super().get(key, start, length)
+    def watch(request: Request) -> None:
+        ahead.append(request.start - (tmp_path / "out.partial").stat().st_size)
+        time.sleep(0.002)
 
-    download(Watching(CONTENT), tmp_path / "out", parts=3, part_size=100)
+    store = holding(CONTENT)
+    store.before("get", "", watch)
+    download(store, tmp_path / "out", parts=3, part_size=100)
     assert max(ahead) <= 3 * 100
 
 
 def test_parts_are_loaded_at_the_same_time(tmp_path: Path) -> None:
     meeting = threading.Barrier(4, timeout=20)
-
-    class Meeting(Counting):
-        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-            meeting.wait()
-            return super().get(key, start, length)
-
     content = os.urandom(4 * PART)
-    download(Meeting(content), tmp_path / "out", content, parts=4)
+    store = holding(content)
+    store.before("get", "", lambda _: meeting.wait())
+    download(store, tmp_path / "out", content, parts=4)
 
 
 def test_the_bytes_are_synced_before_the_name_and_the_folder_behind_it(
@@ -249,31 +250,25 @@ def test_the_bytes_are_synced_before_the_name_and_the_folder_behind_it(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replace)
-    download(Counting(CONTENT), tmp_path / "out")
+    download(holding(CONTENT), tmp_path / "out")
     assert order == ["sync out.partial", "rename out.partial out", f"sync {tmp_path.name}"]
     order.clear()
-    download(Counting(CONTENT), tmp_path / "out", durable=False)
+    download(holding(CONTENT), tmp_path / "out", durable=False)
     assert order == ["rename out.partial out"]
 
 
 def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
-    inside, leave = threading.Event(), threading.Event()
-
-    class Waiting(Counting):
-        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-            inside.set()
-            leave.wait(20)
-            return super().get(key, start, length)
-
-    first = threading.Thread(target=download, args=(Waiting(CONTENT), tmp_path / "out"))
+    store = holding(CONTENT)
+    held = store.hang("get")
+    first = threading.Thread(target=download, args=(store, tmp_path / "out"))
     first.start()
-    inside.wait(20)
+    assert held.reached.wait(20)
     with pytest.raises(CheckpointError, match="another process is downloading"):
-        download(Counting(CONTENT), tmp_path / "out")
-    leave.set()
+        download(holding(CONTENT), tmp_path / "out")
+    held.end()
     first.join()
     assert (tmp_path / "out").read_bytes() == CONTENT
-    download(Counting(CONTENT), tmp_path / "out")
+    download(holding(CONTENT), tmp_path / "out")
 
 
 def test_a_mark_stands_for_everything_but_the_tensors_bits(tmp_path: Path) -> None:
