@@ -10,6 +10,7 @@ import pytest
 from channels import channel_of
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_store import ScriptedStore
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import (
@@ -178,18 +179,11 @@ def test_only_force_moves_a_tag(chain: Chain) -> None:
 
 
 def test_of_two_who_create_a_tag_one_wins(chain: Chain) -> None:
-    class Late(MemoryStore):
-        """Somebody else creates the tag between our look and our create."""
-
-        def create(self, key: str, data: Any) -> bool:
-            set_tag(chain, "best", position(chain, 1))
-            return chain.store.create(key, data)
-
-        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-            return chain.store.get(key, start, length)
-
+    """The other creates it between our read and our create."""
+    late = ScriptedStore(chain.store)
+    late.before("create", "", lambda _: set_tag(chain, "best", position(chain, 1)))
     with pytest.raises(ConflictError, match="names version 1"):
-        set_tag(Chain(Late(), chain.channel), "best", position(chain, 2))
+        set_tag(Chain(late, chain.channel), "best", position(chain, 2))
     assert read_tag(chain, "best").position.version == 1
 
 
