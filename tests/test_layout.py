@@ -21,7 +21,6 @@ STILL_LONG = {
     "test_offline_verbs.py",
     "test_pipeline.py",
     "test_torch_publisher.py",
-    "test_trl.py",
 }
 """To be split; this list only gets shorter."""
 

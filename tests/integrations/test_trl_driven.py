@@ -1,0 +1,196 @@
+"""An engine that no agent follows is updated by the trainer itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import Bag
+
+torch = pytest.importorskip("torch")
+
+from changes import changed  # noqa: E402
+from local_engine import Local  # noqa: E402
+from sharded_engine import SHAPES, stream, weights_of  # noqa: E402
+from trl_transfer import (  # noqa: E402
+    Attended,
+    Bucket,
+    Opened,
+    begun,
+    must_be_live,
+    publish,
+    sync,
+)
+
+import weightcast as wc  # noqa: E402
+from weightcast.channel.keys import Position  # noqa: E402
+from weightcast.errors import (  # noqa: E402
+    EngineError,
+    EngineGoneError,
+)
+
+# -- an engine that the trainer drives itself --------------------------------------------------------------------------
+
+
+def test_an_engine_that_nobody_follows_is_paused_once_a_sync_and_only_when_all_is_uploaded(
+    opened: Opened, tmp_path: Path
+) -> None:
+    weights = weights_of(SHAPES)
+    engine = Local(weights)
+    store = Bucket(engine.calls)
+    transfer = opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None)
+    transfer.init_weight_transfer()
+    assert engine.calls == []
+
+    def streamed() -> Iterator[tuple[str, Any]]:
+        yield from stream(weights)
+        engine.calls.append("streamed")
+
+    done = sync(transfer, streamed())
+    assert (done.version, done.live, engine.calls.count("pause")) == (0, True, 0)  # it has these weights
+    for number in range(1, 5):
+        weights = changed(weights, 0.05, number)
+        engine.calls.clear()
+        done = sync(transfer, streamed())
+        must = ["streamed", "commit", "stage_patches", "pause", "update", "finish", "resume"]
+        assert [call for call in engine.calls if call in must] == must
+        assert (done.version, done.live) == (number, True)
+        assert done.pause is not None
+        assert 0 < done.pause <= done.seconds["live"]
+        must_be_live(engine, store, number)
+    transfer.destroy()
+    assert not engine.paused
+
+
+def test_an_engine_with_other_weights_is_brought_to_the_first_version(opened: Opened, tmp_path: Path) -> None:
+    weights = weights_of(SHAPES)
+    engine, store = Local(changed(weights, 0.5, 99)), Bucket()
+    begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
+    must_be_live(engine, store, 0)
+
+
+def test_where_an_agent_follows_the_trainer_keeps_its_hands_off_the_engine(opened: Opened, tmp_path: Path) -> None:
+    store, weights = Attended(), weights_of(SHAPES)
+    wc.init(store, weights)
+    engine = Local(weights)
+    transfer = begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
+    assert sync(transfer, stream(changed(weights, 0.05, 1))).live
+    assert engine.calls == []
+    assert not (tmp_path / "mirror").exists()
+
+
+def _gone(engine: Local) -> None:
+    def ask(request: Mapping[str, Any]) -> Any:
+        raise EngineGoneError("the engine does not answer", url=engine.url)
+
+    engine.ask = ask  # type: ignore[method-assign]
+
+
+def _back(engine: Local) -> None:
+    del engine.ask
+
+
+def test_an_engine_that_is_dead_when_training_begins_is_an_error(opened: Opened, tmp_path: Path) -> None:
+    weights = weights_of(SHAPES)
+    engine = Local(weights)
+    _gone(engine)
+    transfer = opened(Bucket(), engine=engine, mirror=tmp_path / "mirror", dtype=None, patience=0.2)
+    transfer.init_weight_transfer()
+    with pytest.raises(EngineError, match=r"does not answer.*on this host.*weightcast attach") as caught:
+        sync(transfer, stream(weights))
+    assert caught.value.url == engine.url
+    assert isinstance(caught.value.__cause__, EngineGoneError)
+
+
+def test_an_engine_that_dies_later_costs_a_warning_and_is_brought_up_to_date_when_it_is_back(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, weights = Bucket(), weights_of(SHAPES)
+    engine = Local(weights)
+    transfer = opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None)
+    begun(transfer, stream(weights))
+    transfer._patience = 0.2
+    _gone(engine)
+    for number in (1, 2):
+        weights = changed(weights, 0.05, number)
+        done = sync(transfer, stream(weights))
+        assert (done.version, done.live, done.pause) == (number, False, None)
+        assert f"version {number} is not live after 0.2 s: the engine does not answer" in caplog.text
+    _back(engine)
+    engine.calls.clear()
+    transfer._patience = 30.0
+    weights = changed(weights, 0.05, 3)
+    assert sync(transfer, stream(weights)).live
+    assert engine.calls.count("pause") == 1
+    must_be_live(engine, store, 3)
+
+
+def test_a_disk_without_room_for_the_mirror_does_not_end_training(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, weights = Bucket(), weights_of(SHAPES)
+    engine = Local(weights)
+    transfer = begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
+    with monkeypatch.context() as full:
+
+        def poll(*_: object) -> None:
+            raise wc.errors.SpaceError("the disk is full")
+
+        full.setattr(wc.Subscriber, "poll", poll)
+        transfer._patience = 0.1
+        weights = changed(weights, 0.05, 1)
+        assert not sync(transfer, stream(weights)).live
+    assert "the disk is full" in caplog.text
+    transfer._patience = 30.0
+    assert sync(transfer, stream(weights)).live
+    must_be_live(engine, store, 1)
+
+
+def test_without_patience_a_driven_engine_gets_what_is_in_the_bucket(opened: Opened, tmp_path: Path) -> None:
+    store, weights = Bucket(), weights_of(SHAPES)
+    engine = Local(weights)
+    transfer = begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None, patience=0), stream(weights))
+    for number in (1, 2):
+        weights = changed(weights, 0.05, number)
+        sync(transfer, stream(weights))
+    assert transfer._publisher is not None
+    head = transfer._publisher.flush(30).version
+    sync(transfer, stream(weights))
+    assert int(engine.served) >= head
+    assert not engine.paused
+    transfer._publisher.flush(30)
+    store.full = True
+    done = sync(transfer, stream(changed(weights, 0.05, 3)))
+    assert (done.live, done.pause) == (False, None)  # what was sent is not what the engine has
+    store.full = False
+
+
+class Reset(Bucket):
+    """Somebody resets the channel as soon as version 1 is committed, and publishes another version 1."""
+
+    def __init__(self, other: Bag):
+        super().__init__()
+        self._other: Bag | None = other
+
+    def committed(self, position: Position) -> None:
+        if position.version == 1 and self._other is not None:
+            other, self._other = self._other, None
+            for listed in [*self.list("")]:
+                self.delete(listed.key)
+            wc.init(self, other)
+            publish(self, changed(other, 0.05, 8))
+
+
+def test_driven_engine_at_another_version_of_the_same_number_is_not_live(
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = weights_of(SHAPES)
+    store, engine = Reset(changed(weights, 0.5, 7)), Local(weights)
+    transfer = begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
+    transfer._patience = 0.5
+    done = sync(transfer, stream(changed(weights, 0.05, 1)))
+    assert engine.served == "1"
+    assert (done.version, done.live, done.pause) == (1, False, None)
+    assert "the engine is at 1 (" in caplog.text
