@@ -1,8 +1,8 @@
-"""Ctrl-C while the command starts ends it at once, and quietly.
+"""Ctrl-C while the command starts ends it at once and without a traceback.
 
-The command's imports take a second, most of it numba's, before `main` can say what a signal does. Until then Python
-would show a traceback from somewhere inside them. So the package's first import is this module, which touches nothing
-in any other process than the command.
+Imports take from a tenth of a second to a second before `main` can install its signal handlers. Until then Python would
+print a traceback from somewhere inside them. So the package's first import is this module, which does nothing in
+processes other than the command.
 """
 
 import os

@@ -1,29 +1,29 @@
-"""Everything weightcast raises on purpose.
+"""Every error that weightcast raises on purpose.
 
     WeightcastError
-    ├── UsageError          the caller asked for something that cannot be
+    ├── UsageError          the caller asked for something impossible
     ├── FormatError         bytes from outside break docs/SPEC.md
-    │   └── VersionError    they are of a format this release does not read
-    ├── CheckpointError     a file or folder of weights is not what it should be
-    │   └── BusyError       another process holds its lock; trying again later may help
-    ├── MismatchError       the weights do not stand where a patch expects them
-    │   ├── BaseError       before applying: another base
-    │   └── ResultError     after decoding: another result than stated
+    │   └── VersionError    they have a format that this release does not read
+    ├── CheckpointError     a file or folder of weights is damaged, missing or in use
+    │   └── BusyError       another process holds its lock; a later attempt may succeed
+    ├── MismatchError       weights and patch do not belong together
+    │   ├── BaseError       before applying: the weights are not the patch's base
+    │   └── ResultError     after decoding: the patch does not lead to its stated result
     ├── InterruptedApplyError    a target is half changed and its redo file must be replayed first
-    ├── StoreError          a bucket did not do what was asked
+    ├── StoreError          a call to a bucket failed
     │   ├── MissingError    it has no such object
     │   ├── AccessError     it refuses these credentials, or this operation to them
-    │   ├── UnreachableError    it did not answer, or not in time; trying again may help
-    │   └── UnsupportedError    this kind of store cannot do that at all
-    ├── ChannelError        a bucket holds no channel, another one, or one without a way to where we want to go
+    │   ├── UnreachableError    it did not answer in time; another attempt may succeed
+    │   └── UnsupportedError    this kind of store never can
+    ├── ChannelError        no channel, another channel, or no route to the version
     │   ├── ConflictError   another writer committed first
     │   └── NoRouteError    no intact route leads to the version that is wanted
-    ├── EngineError         an inference engine did not do what was asked
+    ├── EngineError         a call to an inference engine failed
     │   ├── EngineGoneError     it does not answer: not started yet, or dead
-    │   └── MisfitError     the channel is of another model than the engine's; trying again does not help
-    └── SpaceError          the disk would not hold what has to be written
+    │   └── MisfitError     the channel is of another model than the engine's; another attempt does not help
+    └── SpaceError          the disk is full
 
-Each carries what it is about (`file`, `tensor`) and what to do next (`hint`), and shows all of it as its text.
+Each carries what it is about (`file`, `tensor`) and the remedy (`hint`); its text has all of them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class WeightcastError(Exception):
 
 @contextmanager
 def about(*, file: str | None = None, tensor: str | None = None, hint: str | None = None) -> Iterator[None]:
-    """Errors raised in here say which file and tensor they are about, and what to do, if they did not know."""
+    """Give errors raised in here a file, a tensor and a hint, where they have none."""
     try:
         yield
     except WeightcastError as error:
@@ -87,7 +87,7 @@ def about(*, file: str | None = None, tensor: str | None = None, hint: str | Non
 
 
 class UsageError(WeightcastError, ValueError):
-    """The caller asked for something that cannot be."""
+    """The caller asked for something impossible."""
 
 
 class FormatError(WeightcastError):
@@ -99,11 +99,11 @@ class VersionError(FormatError):
 
 
 class CheckpointError(WeightcastError):
-    """A file or folder of weights is not what it should be."""
+    """A file or folder of weights is damaged, missing or in use."""
 
 
 class BusyError(CheckpointError):
-    """Another process holds the lock of a folder, and did not let go of it in time."""
+    """Another process holds the lock of a folder, and did not release it in time."""
 
 
 class MismatchError(WeightcastError):
@@ -116,19 +116,19 @@ class MismatchError(WeightcastError):
 
 
 class BaseError(MismatchError):
-    """The weights do not stand at the patch's base."""
+    """The weights are not the patch's base."""
 
 
 class ResultError(MismatchError):
-    """The decoded patch does not lead to the result it states."""
+    """The decoded patch does not lead to its stated result."""
 
 
 class InterruptedApplyError(WeightcastError):
-    """A kill left a redo file behind: the target is half changed until it is replayed."""
+    """A kill left a redo file: the target is half changed until the file is replayed."""
 
 
 class StoreError(WeightcastError):
-    """A bucket did not do what was asked; `url` is the bucket's, `key` the object's."""
+    """A call to a bucket failed; `url` is the bucket's, `key` the object's."""
 
     def __init__(self, problem: str, *, url: str, key: str | None = None, hint: str | None = None):
         super().__init__(problem, file=f"{url.rstrip('/')}/{key}" if key else url, hint=hint)
@@ -141,19 +141,19 @@ class MissingError(StoreError):
 
 
 class AccessError(StoreError):
-    """The bucket refuses these credentials, or refuses them this operation."""
+    """The bucket refuses these credentials, or this operation with them."""
 
 
 class UnreachableError(StoreError):
-    """No answer, an answer too late, or one that says to try again: the only kind that is worth a retry."""
+    """No answer, a late one, or one that asks for another attempt: the only error that is retried."""
 
 
 class UnsupportedError(StoreError):
-    """This kind of store cannot do that: writing over http, for one."""
+    """This kind of store cannot do that; for example, write over HTTP."""
 
 
 class ChannelError(WeightcastError):
-    """The bucket holds no channel, another one than expected, or none that leads where we want to go."""
+    """The bucket holds no channel, another one than expected, or one without a route to the version."""
 
 
 class ConflictError(ChannelError):
@@ -161,7 +161,7 @@ class ConflictError(ChannelError):
 
 
 class NoRouteError(ChannelError):
-    """No intact route leads to the version that is wanted; ``reason`` is what was wrong with the ways tried, if any."""
+    """No intact route leads to the wanted version; ``reason`` is the error of the last route that was tried."""
 
     def __init__(self, problem: str, *, file: str, hint: str, reason: WeightcastError | None = None):
         super().__init__(problem, file=file, hint=hint)
@@ -169,7 +169,7 @@ class NoRouteError(ChannelError):
 
 
 class EngineError(WeightcastError):
-    """An inference engine did not do what was asked; `url` says which."""
+    """A call to the inference engine at `url` failed."""
 
     def __init__(self, problem: str, *, url: str, tensor: str | None = None, hint: str | None = None):
         super().__init__(problem, file=url, tensor=tensor, hint=hint)
@@ -185,4 +185,4 @@ class MisfitError(EngineError):
 
 
 class SpaceError(WeightcastError, OSError):
-    """The disk has not the room that would be needed; nothing was written."""
+    """The disk has too little room."""

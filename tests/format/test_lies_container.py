@@ -41,14 +41,14 @@ def test_joined_again_without_a_lie_it_is_accepted(world: World, codec: str) -> 
     rejoined = with_table(Parts.of(honest).joined(), Table.of(honest))
     assert world.read(rejoined).result == world.reached.digest
     world.file.write_bytes(rejoined)
-    assert apply_in_place(world.file, world.target).position == world.reached.digest
+    assert apply_in_place(world.file, world.target).digest == world.reached.digest
     with Checkpoint(world.target) as weights:
         assert same_bits(weights, world.new)
 
 
 def test_honest_patch_without_a_base_is_accepted(world: World) -> None:
     world.file.write_bytes(Parts.of(world.anchor()).joined())
-    assert apply_in_place(world.file, world.target).position == world.reached.digest
+    assert apply_in_place(world.file, world.target).digest == world.reached.digest
 
 
 def test_the_sample_makes_use_of_bands(world: World) -> None:

@@ -46,7 +46,7 @@ def write_patch(
 ) -> Written:
     """Write the patch from ``old`` to ``new`` to ``out``, holding a few tensors at a time.
 
-    `CheckpointError`, and no ``out``, if a file of either is written to meanwhile.
+    `CheckpointError`, and no ``out``, if a file of either changes during the work.
     """
     out = Path(out)
     if out.is_dir() or not out.absolute().parent.is_dir():
@@ -90,7 +90,7 @@ class Applied:
 def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE, report: Report = silent) -> Applied:
     """Bring ``target`` to the patch's result.
 
-    An interrupted apply is completed first. A target that stands at the result already is left as it is.
+    An interrupted apply is completed first. A target that is at the result already is left as it is.
     """
     target = Path(target)
     with FileSource(Path(patch)) as source, _Target(target) as opened, about(file=str(target)):
@@ -107,7 +107,7 @@ def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE
 
 
 class _Target:
-    """A checkpoint that is written in place, held by nobody else meanwhile."""
+    """A checkpoint that is written in place, locked against other writers."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -117,7 +117,7 @@ class _Target:
         return Checkpoint(self._path, writable=True, interrupted=True)
 
     def own(self) -> None:
-        """Make sure that no other folder shares the files; the redo file must be there, since they are let go of."""
+        """Copy files that other folders share. The redo file must exist: the locks are released for a moment."""
         with disk_errors(self._path):
             copied = [own_copy(path, path.absolute().parent) for path in self.weights.files]
             if any(copied):
@@ -140,7 +140,7 @@ def resume(target: Path | str, workers: Workers = ONE, report: Report = silent) 
 
 
 def _resume(target: Path, opened: _Target, workers: Workers, report: Report) -> str | None:
-    """Under the lock that ``opened`` holds: replay the redo file, if there is one, and prove where it led."""
+    """Under the lock that ``opened`` holds: replay the redo file, if there is one, and verify the result."""
     redo = redo_path(target)
     for abandoned in redo.parent.glob(f"{redo.name}.*.partial"):
         abandoned.unlink()
@@ -203,7 +203,7 @@ def refuse_output(out: Path) -> None:
 
 
 def _copy(target: Path, out: Path) -> Path:
-    """A copy that can be written to, whatever could be done to the original."""
+    """A copy with write permission, even if the original is read-only."""
     try:
         if target.is_dir():
             shutil.copytree(target, out, symlinks=True, copy_function=shutil.copy)

@@ -71,7 +71,7 @@ class Checkpoint:
     ):
         """Open and check all headers; ``interrupted`` permits one that an apply has left half changed.
 
-        Files do not say which tensors go by several names: whoever knows passes ``aliases``.
+        Files do not record the other names of tied tensors: pass them as ``aliases``.
         """
         self.path = path = Path(path)
         with ExitStack() as opening:
@@ -118,7 +118,7 @@ class Checkpoint:
         return [Path(file) for file in self._files]
 
     def watch(self, path: Path) -> None:
-        """Have `refuse_changed` look after another file that belongs to the checkpoint."""
+        """Have `refuse_changed` check another file that belongs to the checkpoint."""
         self._watched[path] = identity_of(path.stat())
 
     def refuse_changed(self) -> None:

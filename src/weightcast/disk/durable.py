@@ -16,7 +16,7 @@ from typing import IO
 from weightcast.errors import BusyError, CheckpointError, SpaceError, WeightcastError
 
 Report = Callable[[str, int, int], None]
-"""Told (stage, bytes done, bytes in all) as work goes on."""
+"""Called with (stage, bytes done, bytes in all) as work goes on."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -92,7 +92,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def own_copy(path: Path, workshop: Path) -> bool:
-    """Give ``path`` a copy of its own, durably, if other names share its content; False if it was alone with it.
+    """Replace ``path`` by a copy, durably, if other names share its content; False if none does.
 
     A folder made by `cp -al` shares its files with the original: writing to one would change both.
     """
@@ -128,9 +128,9 @@ def discard(path: Path) -> None:
 def locked(
     path: Path, *, shared: bool = False, patience: float | None = None, holder: str = "another process"
 ) -> Iterator[None]:
-    """Hold the lock file ``path``, alone or with others; it is let go when the process dies, too.
+    """Hold the lock file ``path``, exclusively or shared; it is released when the process dies, too.
 
-    `BusyError` if ``holder`` does not let go of it within ``patience`` seconds; None waits without limit.
+    `BusyError` if ``holder`` does not release it within ``patience`` seconds; None waits without limit.
     """
     # Readers may be on another machine, with the folder mounted read-only.
     flags = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
@@ -172,14 +172,14 @@ _SCRATCH = "weightcast-"
 def scratch() -> Iterator[Path]:
     """A temporary folder for as long as this lasts; those that dead processes left are removed first.
 
-    Each may be as large as a model, and who is killed at every start would fill the disk.
+    Each may be as large as a model: a process that is killed at every start would fill the disk.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with suppress(OSError, CheckpointError):  # others' folders, and others who do the same
             if left.lstat().st_uid == os.getuid() and (left / "owner").is_file():
                 with locked(left / "owner", patience=0):
                     shutil.rmtree(left)
-    # It gets the name that others look for only once it is locked: none may take it for a dead one's meanwhile.
+    # It gets the name that others look for once it is locked, so that none takes it for a dead process's.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}"))
     folder = unlocked.with_name(unlocked.name.removeprefix("."))
     with disk_errors(folder), locked(unlocked / "owner", patience=0):

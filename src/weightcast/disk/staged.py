@@ -1,4 +1,4 @@
-"""Staging: a patch decoded and proven against the weights it begins from, kept as a `plain` patch that needs none.
+"""Staging: a patch is decoded, verified against its base, and kept as a `plain` patch that needs no base.
 
 A staged patch holds absolute bits. It can be replayed on weights that are half changed, and laid over weights that are
 not changed at all (`Overlay`).
@@ -32,7 +32,7 @@ def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = si
 def proven(
     reader: PatchReader, weights: Weights, start: Fingerprint, workers: Workers, report: Report
 ) -> Iterator[TensorPatch]:
-    """Decode tensor by tensor; each is proven before it is given out, and the whole before the last is done with."""
+    """Decode tensor by tensor; each is verified before it is yielded, and the result after the last one."""
     digests = list(start.digests)
     done, total = 0, sum(row.spec.nbytes for row in reader.rows)
     for tensor in decode_tensors(reader, weights, reader.rows, workers):
@@ -51,7 +51,7 @@ def stage(
     workers: Workers = ONE,
     report: Report = silent,
 ) -> Fingerprint:
-    """Decode a patch against ``weights``, prove it, and write it to ``out`` as `plain`; returns where it leads.
+    """Decode a patch against ``weights``, verify it, and write it to ``out`` as `plain`; returns the new fingerprint.
 
     ``out`` is durable when this returns, and not there if it raises.
     """
@@ -80,7 +80,7 @@ def _plain_bytes(row: Row) -> int:
 
 
 def led_by(start: Fingerprint, reader: PatchReader) -> Fingerprint:
-    """Where a patch that was proven before leads from ``start``, by the digests in its table."""
+    """The fingerprint that a patch, verified before, leads to from ``start``, by the digests in its table."""
     digests = list(start.digests)
     for row in reader.rows:
         refuse_other_tensor(start.table, row.spec)
@@ -122,7 +122,7 @@ def scatter_into(target: Target, staged: PatchReader) -> None:
 
 
 def laid_over(staged: PatchReader, row: Row, bits: Bits) -> Bits:
-    """One tensor with its staged overwrites: scattered into ``bits``, or in memory of its own if all of it changed."""
+    """One tensor with its staged overwrites: scattered into ``bits``, or in new memory if all of it changed."""
     coded = staged.coded(row)
     if "indices" not in coded.streams:
         whole: Bits = coded.streams["values"]

@@ -143,7 +143,7 @@ class Subscriber:
 
     @property
     def chain(self) -> Chain:
-        """The channel; another one after a reset."""
+        """Internal: the channel; another one after a reset."""
         return self._finder.chain
 
     @property
@@ -153,7 +153,7 @@ class Subscriber:
 
     @property
     def mirror(self) -> Mirror:
-        """The mirror; `UsageError` if the weights are held in memory."""
+        """Internal: the mirror; `UsageError` if the weights are held in memory."""
         if not isinstance(self._replica, Mirror):
             raise UsageError("this subscriber holds arrays, not a mirror")
         return self._replica

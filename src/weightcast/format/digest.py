@@ -1,4 +1,4 @@
-"""Digests that add up: of a tensor, of boxes of one, and of where a whole model stands (SPEC 4)."""
+"""Digests that add up: of a tensor, of boxes of one, and of a whole model (SPEC 4)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def table_json(table: TensorTable) -> str:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The digest of every tensor of a table: what a holder of weights remembers to prove where it stands."""
+    """The digest of every tensor of a table: enough to verify a patch without reading the weights again."""
 
     table: TensorTable
     digests: tuple[int, ...]
@@ -85,7 +85,7 @@ class InSpans(Protocol):
 
 @runtime_checkable
 class Digested(Protocol):
-    """Weights that are digested where they are: on a GPU, for one."""
+    """Weights that are digested where they are, such as on a GPU."""
 
     def digests(self) -> Sequence[int]:
         """The digests of all tensors, in the order of the table."""

@@ -166,7 +166,7 @@ def encode(
 
 
 def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
-    """The tensor in ``old``; `UsageError` unless it is what the patch begins from, as far as the patch can tell."""
+    """The tensor in ``old``; `UsageError` if its bits are not the old bits of the patch."""
     refuse_other_tensor(old.table, tensor.spec)
     bits = old.read(tensor.spec.name)
     refuse_other_bits(tensor.spec, bits)

@@ -26,7 +26,7 @@ MAX_HEADER = 100_000_000
 
 
 class Source(Protocol):
-    """Bytes at rest."""
+    """Bytes that can be read from any offset."""
 
     name: str
     size: int
@@ -48,7 +48,7 @@ class BytesSource:
 
 
 class FileSource:
-    """A regular file, not a link to one: what is opened is what was named. Whoever writes to it is alone in that."""
+    """A regular file; symbolic links are refused. One that is opened for writing is locked."""
 
     def __init__(self, path: Path, *, writable: bool = False):
         self.name = str(path)
@@ -111,7 +111,7 @@ def _cannot_open(path: Path, error: OSError) -> WeightcastError:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a safetensors file: bytes ``begin..end`` behind the header."""
+    """One tensor of a safetensors file: bytes ``begin..end`` after the header."""
 
     name: str
     dtype: str
@@ -178,7 +178,7 @@ def _open(source: Source) -> Container:
 
 
 def _opens_a_header(source: Source) -> bool:
-    """Whether a JSON object begins behind the length, as in every safetensors file; a file cut there may have been one.
+    """Whether a JSON object follows the length, as in every safetensors file; a file that ends there may have been one.
 
     The first eight bytes of any other file read as some length, mostly an absurd one, which says nothing to people.
     """

@@ -114,7 +114,7 @@ def elements_of(spec: TensorSpec) -> int:
 
 @dataclass(frozen=True)
 class TensorTable:
-    """The tensors of a model, sorted by the bytes of their names, and the other names that tied ones go by."""
+    """The tensors of a model, sorted by the bytes of their names, and the other names of tied ones."""
 
     specs: tuple[TensorSpec, ...]
     aliases: tuple[tuple[str, str], ...] = ()
@@ -145,7 +145,7 @@ class TensorTable:
         return {spec.name: i for i, spec in enumerate(self.specs)}
 
     def ordinal(self, name: str) -> int:
-        """Where ``name`` stands in the table; `KeyError` if it does not."""
+        """The index of ``name`` in the table; `KeyError` if it is not there."""
         return self._ordinals[name]
 
     def __contains__(self, name: object) -> bool:

@@ -55,7 +55,7 @@ class Workers:
     def stream(self, function: Callable[[T], R], items: Iterable[T], elements: Callable[[T], int]) -> Iterator[R]:
         """Results in order, at most one item per thread begun ahead of the consumer: memory stays bounded.
 
-        Items of few ``elements`` are worked off by the caller: mostly interpreter, which threads only slow down.
+        Items of few ``elements`` run in the calling thread: they are mostly interpreter, which threads slow down.
         """
         if self._pool is None:
             yield from map(function, items)

@@ -1,4 +1,4 @@
-"""What every bucket can do, and nothing that only some can."""
+"""The protocol of a bucket: six methods, which every kind of store has, and two optional groups."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """Objects whose keys begin with ``prefix`` and sort behind ``after``, in the order of their keys' bytes."""
+        """Objects whose keys begin with ``prefix`` and sort after ``after``, in the order of their keys' bytes."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object; a missing one is no error."""
         ...
 
 
@@ -92,7 +92,7 @@ def delete_all(store: Store, keys: Collection[str]) -> None:
 
 @runtime_checkable
 class Littered(Protocol):
-    """A store in which an upload that was interrupted leaves bytes behind that `Store.list` does not show."""
+    """A store in which an upload that was interrupted leaves bytes that `Store.list` does not show."""
 
     def debris(self) -> Iterator[Listed]:
         """Unfinished uploads, in any order; ``modified`` is when bytes were last added, by the store's own clock.
@@ -112,7 +112,7 @@ def debris(store: Store) -> list[Listed]:
 
 
 def discard_debris(store: Store, keys: Collection[str]) -> None:
-    """Remove unfinished uploads that `debris` listed. One that is still running fails, and its writer is told why."""
+    """Remove unfinished uploads that `debris` listed. A running one fails, with an error that says why."""
     if isinstance(store, Littered):
         store.discard_debris(keys)
 
@@ -158,7 +158,7 @@ def check_range(start: int, length: int | None) -> None:
 
 
 def open_data(path: Path) -> BinaryIO:
-    """The file that shall become an object; `UsageError` where it cannot be read."""
+    """The file to upload, open for reading; `UsageError` if it cannot be read."""
     try:
         return path.open("rb", buffering=0)
     except OSError as error:

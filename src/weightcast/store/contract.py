@@ -1,4 +1,4 @@
-"""The promises of a `Store` as tests, for whoever writes another kind of store."""
+"""The promises of a `Store` as tests: subclass `StoreContract` to test another kind of store."""
 
 from __future__ import annotations
 

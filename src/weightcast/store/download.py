@@ -1,4 +1,4 @@
-"""Downloads: in parallel ranges, appended in order, so that a partial file is always a right beginning of the whole."""
+"""Downloads: in parallel ranges, appended in order, so that a partial file is always a prefix of the whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def summed(files: Mapping[str, Path]) -> dict[str, tuple[str, int]]:
 
 
 def mark_of(files: Mapping[str, Path]) -> str:
-    """A SHA-256 that stands for a checkpoint's files in all but the bits of its tensors.
+    """A SHA-256 over a checkpoint's files, without the bits of their tensors.
 
     With the digest of those beside it, it names the files without reading gigabytes first.
     """
@@ -103,7 +103,7 @@ def _open_alone(gathered: Path) -> int:
             raise CheckpointError("another process is downloading this file", file=str(gathered), hint=hint) from None
         if _is(fd, gathered):
             return fd
-        os.close(fd)  # whoever had the lock finished in between, and this is what it made
+        os.close(fd)  # another process finished the download in between
 
 
 def _is(fd: int, path: Path) -> bool:
@@ -157,7 +157,7 @@ class _Download:
         return digest.hexdigest()
 
     def _in_order(self, start: int) -> Iterator[bytes]:
-        """The object's parts from ``start`` on; while one is worked on, those behind it are on their way."""
+        """The object's parts from ``start`` on; while one is processed, the next are downloaded."""
         begun: deque[tuple[int, Outcome[bytes]]] = deque()
         for at in range(start, max(self.size, start + 1), self.part_size):
             begun.append((at, begin(partial(self._part, at))))

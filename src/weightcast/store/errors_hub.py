@@ -1,7 +1,7 @@
 """What the Hugging Face Hub's refusals mean: errors of huggingface_hub and hf_xet, read as one sentence and a remedy.
 
 hf_xet has few classes of errors: the status of an answer and the cause of a broken connection are only in the text,
-which is searched here and shown to nobody.
+which is searched here and never shown.
 """
 
 from __future__ import annotations

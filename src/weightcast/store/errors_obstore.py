@@ -1,7 +1,7 @@
 """What an object store's refusals mean: obstore's errors, read as one sentence and a remedy.
 
 obstore gives few classes of errors and long texts: the status, the server's error code and the cause of a broken
-connection are only in the text, which is searched here and shown to nobody.
+connection are only in the text, which is searched here and never shown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A folder as a bucket, on a local disk or on a file system that several machines share.
 
-An object is written under another name in `.tmp`, synced, and then gets its own name: by a rename that replaces, or
-by `name_exclusively`, which does not. Both happen at once or not at all, and the folder is synced behind them.
+An object is written under a temporary name in `.tmp`, synced, and then renamed: by a rename that replaces, or by
+`name_exclusively`, which does not. Both are atomic, and the folder is synced afterwards.
 
-A writer that dies leaves its file in `.tmp`. How old such a file is, is measured by the file system's own clock, since
-hosts that share a folder may disagree about the time by days; a running upload keeps its file young.
+A writer that dies leaves its file in `.tmp`. Its age is measured by the file system's own clock, since hosts that share
+a folder may disagree about the time by days; a running upload keeps its file young.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ R = TypeVar("R")
 _TEMPORARY = ".tmp"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _STALE = 24 * 3600.0
-"""Seconds after which nobody adds to a temporary file any more."""
+"""Seconds after which a temporary file counts as abandoned."""
 
 _CHUNK = 64 << 20
 
@@ -76,8 +76,8 @@ class FileStore:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise IsADirectoryError(errno.EISDIR, "not a file")
-                behind = max(0, status.st_size - start)
-                return _read(fd, start, behind if length is None else min(length, behind))
+                left = max(0, status.st_size - start)
+                return _read(fd, start, left if length is None else min(length, left))
             finally:
                 os.close(fd)
 
@@ -206,7 +206,7 @@ class FileStore:
                     os.unlink(name, dir_fd=folder)
 
     def _sweep(self, upload: _Upload) -> None:
-        """Remove what writers that died long ago left behind; what is long is measured from this ``upload``'s begin."""
+        """Remove files of writers that died long ago, by the age that they had when this ``upload`` began."""
         if self._swept:
             return
         self._swept = True
@@ -249,7 +249,7 @@ class FileStore:
     def _names(self, top: str) -> Sequence[str]:
         """Files and folders in the order of the keys that begin with them: a folder's name ends with `/`.
 
-        What is nested too deep for a key is left out, so that nobody's folders can exhaust the stack of the walk.
+        Folders nested too deep for a key are left out, so that they cannot exhaust the stack of the walk.
         """
         with self._folder(top.split("/")[:-1]) as folder, os.scandir(folder) as entries:
             return sorted(
@@ -263,7 +263,7 @@ class FileStore:
             try:
                 status = os.lstat(self._root / key)
             except FileNotFoundError:
-                return None  # deleted meanwhile
+                return None  # deleted in between
         return Listed(key, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
@@ -349,7 +349,7 @@ def _uploads(folder: int) -> dict[str, os.stat_result]:
     found = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # finished meanwhile
+            with suppress(FileNotFoundError):  # finished in between
                 if is_key(entry.name) and entry.is_file(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False)
     return found
@@ -369,7 +369,7 @@ def _open_folder(name: str, parent: int, make: bool) -> int:
     except FileNotFoundError:
         if not make:
             raise
-    with suppress(FileExistsError):  # somebody else was faster
+    with suppress(FileExistsError):  # another process was faster
         os.mkdir(name, dir_fd=parent)
     os.fsync(parent)
     return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)

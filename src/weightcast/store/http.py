@@ -1,4 +1,4 @@
-"""A channel that a web server hands out: read-only, and listed by an index that whoever publishes keeps there."""
+"""A channel behind a web server: read-only, and listed by an index that the publisher keeps there."""
 
 from __future__ import annotations
 

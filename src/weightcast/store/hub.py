@@ -37,7 +37,7 @@ class HubStore:
     """A bucket of the Hub, or a folder of one: `hf://buckets/OWNER/NAME/folder`.
 
     The endpoint is HF_ENDPOINT's at the time of opening, the token is found by the Hub's usual means at each call.
-    ``report`` is told how far the upload of a large file is. Nothing is drawn.
+    ``report`` is called with the progress of large uploads. Nothing is drawn.
     """
 
     def __init__(self, url: str, report: Report = silent):
@@ -104,7 +104,7 @@ class HubStore:
             told(key)
 
     def create(self, key: str, data: Data) -> bool:
-        """Overwrites what is there: nobody can know whether something is."""
+        """Overwrites an existing object: the Hub has no conditional write."""
         self.put(key, data)
         return True
 
@@ -151,7 +151,7 @@ def _source(data: Data) -> str | Path | bytes:
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """Owner, name and folder; `UsageError` for all that is no bucket's."""
+    """Owner, name and folder; `UsageError` for any other address."""
     kind, _, rest = url.removeprefix("hf://").rstrip("/").partition("/")
     owner, _, rest = rest.partition("/")
     name, _, folder = rest.partition("/")

@@ -14,7 +14,7 @@ PROBES = "probe/"
 def honours_create(store: Store) -> bool:
     """Whether a second `create` of a name fails and leaves the first one's bytes, as it must to fence writers off.
 
-    Some servers take the condition for a wish and overwrite. Asked without haste, one call behind the other.
+    Some servers ignore the condition and overwrite. The calls are made one after the other.
     """
     key = PROBES + secrets.token_hex(16)
     try:

@@ -90,6 +90,6 @@ class Limited:
         discard_debris(self.store, keys)
 
     def _pay_for(self, *data: Data) -> None:
-        """Wait for those before, and take the bytes now: those who come meanwhile wait for this call's."""
+        """Wait for the calls before, and take the bytes now: calls that begin during this one wait for them."""
         self._allowance.wait()
         self._allowance.spend(sum(map(size_of, data)))

@@ -1,4 +1,4 @@
-"""Give a file a name that is not taken: at once or not at all, whatever else happens to the folder.
+"""Give a file a name that is not taken: atomically, whatever else happens to the folder.
 
 A hard link does that on nearly every file system. Where there are none (FAT, exFAT, some FUSE and SMB mounts), Linux
 has a rename that refuses to replace. Nothing else is safe: a lock or a claim beside the name either blocks the name

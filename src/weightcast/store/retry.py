@@ -29,10 +29,10 @@ from weightcast.store.threads import Outcome, begin
 R = TypeVar("R")
 
 _SLOWEST = 1e6
-"""Bytes per second that a link must carry for its calls not to be given up."""
+"""Bytes per second: a slower call is abandoned."""
 
 _UNKNOWN = 64 << 20
-"""Bytes that are granted to a `get` that does not say how many it wants."""
+"""Bytes that the time limit of a `get` without a length allows for."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 20.0
 """Seconds between two attempts, give or take a fifth."""
@@ -44,17 +44,17 @@ _MOST_DELETED = 500
 
 
 _MOST_ABANDONED = 16
-"""Calls that nobody waits for any more, each of which keeps a thread and its data until the system lets go of it."""
+"""Abandoned calls at most; each keeps a thread and its data until the system returns from it."""
 
 
 class Patient:
     """A store that retries `UnreachableError`, bounds each call's time, and has a bounded number of calls at once.
 
     An attempt gets ``timeout`` seconds, and more for its bytes; None: as long as it takes, without another thread.
-    A call that was given up may hang in the system for ever, as on a mount whose server is gone. Once there are 16 of
-    those, attempts fail at once until one of them comes back.
-    A `put` that was given up may still be carried out later, even behind a newer one of the same key. A `create`
-    that was given up may have succeeded, and the next attempt says False: read back what is there and compare.
+    An abandoned call may hang in the system without end, as on a mount whose server is gone. Once there are 16 of
+    those, attempts fail at once until one of them returns.
+    An abandoned `put` may still be carried out later, even after a newer one of the same key. An abandoned `create`
+    may have succeeded, and the next attempt returns False: read the object back and compare.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Patient:
             self._try(partial(discard_debris, self.store, some), 0, None)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
-        """Page by page; another attempt begins a new listing behind the last key that was given out."""
+        """Page by page; another attempt begins a new listing after the last key that was yielded."""
         kept: list[Iterator[Listed]] = []
         size = _FIRST_PAGE
 

@@ -1,4 +1,4 @@
-"""Calls in threads that nobody has to wait for: one that hangs does not keep the process alive."""
+"""Calls in threads that can be abandoned: one that hangs does not keep the process alive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome(Generic[R]):
         return self._done.acquire(timeout=-1 if seconds is None else seconds)
 
     def is_running(self) -> bool:
-        """For a call that nobody waits for: whether its thread is still in it. In a forked child no thread is."""
+        """Whether the thread of an abandoned call is still in it. In a forked child no thread is."""
         return self.thread is not None and self.thread.is_alive() and not self.wait(0)
 
     def result(self) -> R:
@@ -75,7 +75,7 @@ class _Caller(threading.Thread):
             outcome.run()
             with _guard:
                 _idle.append(self)
-            outcome.announce()  # behind the line above, so that the next call finds this thread
+            outcome.announce()  # after the line above, so that the next call finds this thread
             del outcome
 
 
@@ -97,7 +97,7 @@ def begin(call: Callable[[], R]) -> Outcome[R]:
 
 
 def _leave(caller: _Caller) -> bool:
-    """Whether ``caller`` may end: not if somebody is about to give it a call."""
+    """Whether ``caller`` may end: not if another thread is about to give it a call."""
     with _guard:
         if caller in _idle:
             _idle.remove(caller)
