@@ -1,4 +1,4 @@
-"""Two writers at once: one wins, the other is told, and the chain stays whole, on stores that fence and on others."""
+"""Two writers at once: one wins, the other is told, and the chain stays whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,14 +14,14 @@ import hub
 import pytest
 from cases import same_bits
 from faults import Crash, FaultyStore
-from scripted_store import Request, ScriptedStore
-from worlds import DAY, NOW, World, follow, nothing_like, opened, states
+from scripted_store import ScriptedStore
+from worlds import World, follow, nothing_like, opened, states
+from writers import SOON, loses, publisher_of
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, MANIFESTS, Position, manifest_key
+from weightcast.channel.keys import CHANNEL, DELTAS, MANIFESTS, manifest_key
 from weightcast.channel.policy import Pinned
-from weightcast.channel.retention import Retention
 from weightcast.errors import (
     ChannelError,
     CheckpointError,
@@ -37,34 +36,15 @@ from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
 from weightcast.store import open_store
-from weightcast.store.base import Store
 from weightcast.store.file import FileStore
-from weightcast.store.hub import HubStore
 from weightcast.upkeep.collect import collect, reset
 from weightcast.upkeep.squash import squash
 from weightcast.upkeep.verify import verify, verify_deep
-
-SOON = Retention(window=100.0, grace=10.0, patience=100.0)
 
 
 @pytest.fixture
 def world(ram: Path) -> World:
     return World.make(ram / "world").begin(2)
-
-
-def publisher_of(store: Store, weights: wc.Arrays, writer: str | None = None) -> Publisher:
-    return Publisher(store, wc.Arrays.copy_of(weights), threads=1, writer=writer)
-
-
-def loses(publisher: Publisher, weights: wc.Arrays) -> None:
-    """Publishing with it fails for good, and says why."""
-    with pytest.raises(ConflictError, match="Only one may write"):
-        publisher.publish(weights=weights).result(30)
-    with pytest.raises(ConflictError):
-        publisher.publish(weights=weights)
-    with pytest.raises(ConflictError):
-        publisher.flush()
-    publisher.close()
 
 
 # -- stores that fence -------------------------------------------------------------------------------------------------
@@ -265,225 +245,6 @@ def test_a_writer_of_a_channel_that_was_started_over_leaves_nothing_in_the_new_o
     world.check_readers([0])
 
 
-# -- what losers leave -------------------------------------------------------------------------------------------------
-
-
-def orphan_anchor(world: World, version: int, state: int) -> str:
-    """An anchor that was uploaded for a version which another writer then committed with other weights."""
-    position = Position(version, wc.fingerprint(world.states[state]).digest)
-    folder = world.checkpoint(state)
-    return world.chain.put_anchor(position, {path.name: path for path in folder.iterdir()}).key
-
-
-def orphan_delta(world: World, version: int, state: int) -> str:
-    patch = wc.encode(wc.diff(world.states[version - 1], world.states[state]), "banded", world.states[version - 1])
-    return world.chain.put_delta(Position(version, wc.fingerprint(world.states[state]).digest), patch).key
-
-
-def test_an_anchor_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
-    """It stands at a committed version, with other bits, and would be the cheapest way to everything behind it."""
-    orphan_anchor(world, 1, state=6)
-    calls = FaultyStore(world.store)
-    assert world.pull(store=calls) == 2
-    assert not calls.asked("get", f"{ANCHORS}000000000001"), "it was downloaded"
-    for version in range(3):
-        world.pull(version)
-    assert list(verify(world.chain)) == []
-    for _ in range(3):
-        world.store.now += 1000.0
-        collect(world.chain, SOON)
-    world.check_readers([2])
-    assert not [key for key in world.objects() if key.startswith(f"{ANCHORS}000000000001")]
-
-
-def test_a_delta_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
-    key = orphan_delta(world, 2, state=6)
-    for version in range(3):
-        world.pull(version)
-    assert list(verify(world.chain)) == []
-    assert [finding for _, finding in verify_deep(world.chain, world.root / "deep") if finding] == []
-    for _ in range(2):
-        world.store.now += 1000.0
-        collect(world.chain, Retention(window=1e9, grace=10.0))
-    assert key not in world.objects()
-    world.check_readers([2])
-
-
-def test_a_delta_of_a_loser_to_a_version_that_began_anew_is_no_way(world: World) -> None:
-    """The only delta of that version, but what was committed is an anchor."""
-    position = Position(3, wc.fingerprint(world.states[3]).digest)
-    ref = world.chain.put_anchor(position, {path.name: path for path in world.checkpoint(3).iterdir()})
-    world.chain.commit(world.chain.draft(position, None, ref, None, 0, None, "winner"))
-    orphan_delta(world, 3, state=6)
-    with publisher_of(world.store, world.states[3]) as publisher:
-        publisher.publish(weights=world.states[4]).result(30)
-    for version in range(5):
-        world.pull(version)
-    world.store.now += 1000.0
-    collect(world.chain, Retention(window=1e9, grace=10.0))
-    for version in range(5):
-        world.pull(version)
-    world.check_readers([4])
-
-
-def test_weights_of_a_loser_are_no_version(world: World) -> None:
-    """Whoever holds them, the loser itself for one, is brought to the head like any stranger."""
-    orphan_delta(world, 2, state=6)
-    orphan_anchor(world, 1, state=5)
-    for state in (5, 6):
-        held = wc.Arrays.copy_of(world.states[state])
-        with Subscriber(world.store, held, threads=1) as subscriber:
-            staged = subscriber.poll()
-            assert staged is not None
-            assert staged.start is None
-            assert subscriber.apply(staged).version == 2
-        assert same_bits(held, world.states[2])
-
-
-def test_an_upload_in_flight_is_not_collected_however_old_it_is(world: World) -> None:
-    """A delta that waits for its commit: its writer was slow, or has just been restarted and sent the same again."""
-    position = Position(3, wc.fingerprint(world.states[3]).digest)
-    data = wc.encode(wc.diff(world.states[2], world.states[3]), "banded", world.states[2])
-    ref = world.chain.put_delta(position, data)
-    world.store.now += 100 * DAY
-    collect(world.chain, SOON)
-    world.chain.commit(world.chain.draft(position, world.chain.manifest(2).position, ref, "banded", 1, None, "slow"))
-    world.check_readers([3])
-
-
-def test_an_anchor_of_the_next_version_in_flight_is_not_collected_however_old_it_is(world: World) -> None:
-    """Nor once it has its record, until another writer commits that version with other weights."""
-    key = orphan_anchor(world, 3, state=3)
-    files = {key for key in world.objects() if key.startswith(f"{ANCHORS}000000000003")}
-    for left in (files, files - {key}):
-        world.store.now += 100 * DAY
-        collect(world.chain, SOON)
-        assert left <= world.objects()
-        world.store.delete(key)
-    with publisher_of(world.store, world.states[2]) as publisher:
-        publisher.publish(weights=world.states[4]).result(30)
-    world.states[3] = world.states[4]
-    world.store.now += 100 * DAY
-    collect(world.chain, SOON)
-    assert not files & world.objects()
-    world.check_readers([3])
-
-
-def test_an_anchor_in_flight_is_not_collected(world: World) -> None:
-    """Its first file is older than the grace period when the last one arrives."""
-
-    def collect_meanwhile(_: Request) -> None:
-        world.store.now += 8.0
-        collect(world.chain, Retention(window=1e9, grace=10.0))
-
-    follow(world)
-    slow = ScriptedStore(world.store)
-    slow.after("put", ANCHORS, collect_meanwhile)
-    with opened(world) as mirror:
-        cut_anchor(Chain(slow, world.chain.channel), mirror)
-    assert [edge.result for edge in world.chain.anchor_edges()] == [0, 2]
-    world.check_readers([2])
-
-
-# -- stores that do not fence ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["memory", "hub"])
-def careless(ram: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    """On a store that says it creates and overwrites, and on one that never said so: the Hub's buckets."""
-    world = World.make(ram / "careless")
-    if request.param == "memory":
-        world.store = ScriptedStore(now=NOW)
-        world.store.overwrite()
-        yield world.begin(2)
-        return
-    with hub.found(ram / "hub") as hugging_face:
-        world.store = ScriptedStore(HubStore(hugging_face.make_bucket("careless")), now=NOW)
-        yield world.begin(2)
-
-
-def test_a_store_that_overwrites_is_found_out(careless: World, world: World) -> None:
-    assert careless.chain.channel.fence == "list"
-    moved = ScriptedStore(world.store.store)
-    moved.overwrite()
-    with pytest.raises(ChannelError, match="does not honour create-if-absent"):
-        publisher_of(moved, world.states[2])
-
-
-def test_versions_go_on_without_a_fence(careless: World) -> None:
-    with publisher_of(careless.store, careless.states[2]) as publisher:
-        publisher.publish(weights=careless.states[3]).result(30)
-    careless.check_readers([3])
-    for version in range(4):
-        careless.pull(version)
-
-
-def test_without_a_fence_the_second_is_told_too(careless: World) -> None:
-    for names in (("a", "b"), ("b", "a")):
-        head = careless.head()
-        assert head is not None
-        first, second = (publisher_of(careless.store, careless.states[head], name) for name in names)
-        first.publish(weights=careless.states[head + 1]).result(30)
-        first.close()
-        loses(second, careless.states[7])
-        careless.check_readers([head + 1])
-
-
-@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
-@pytest.mark.parametrize("behind", [False, True])
-def test_without_a_fence_one_of_two_wins(careless: World, names: tuple[str, str], behind: bool) -> None:
-    """The other commits right before, or right behind, our writing: whatever its name, who wrote first has won."""
-    other = publisher_of(careless.store, careless.states[2], names[0])
-    won: list[str] = []
-
-    def write(publisher: Publisher, name: str) -> None:
-        try:
-            publisher.publish(weights=careless.states[3]).result(30)
-            won.append(name)
-        except ConflictError:
-            pass
-        publisher.close()
-
-    store = ScriptedStore(careless.store)
-    (store.after if behind else store.before)("put", MANIFESTS, lambda _: write(other, "other"), times=1)
-    write(Publisher(store, wc.Arrays.copy_of(careless.states[2]), threads=1, writer=names[1]), "ours")
-    assert won == (["ours"] if behind else ["other"])
-    careless.check_readers([3])
-
-
-@pytest.mark.parametrize("name", ["a", "z"])
-def test_without_a_fence_who_sees_a_rival_withdraws(careless: World, name: str) -> None:
-    """Both have written and neither has looked: nobody may count on having won."""
-    rival = manifest_key(3, name)
-
-    store = ScriptedStore(careless.store)
-    store.after("put", MANIFESTS, lambda _: careless.store.put(rival, b"another writer's"), times=1)
-    loses(Publisher(store, wc.Arrays.copy_of(careless.states[2]), threads=1, writer="m"), careless.states[3])
-    assert [key for key in careless.objects() if key.startswith(f"{MANIFESTS}000000000003")] == [rival]
-
-
-@pytest.mark.parametrize("memory", [True, False])
-def test_who_holds_a_version_that_was_withdrawn_is_brought_to_what_was_committed(careless: World, memory: bool) -> None:
-    """Without a fence a reader may see a manifest that its writer takes back."""
-    held = wc.Arrays.copy_of(careless.states[2])
-    with Subscriber(careless.store, held if memory else careless.mirror, threads=1) as reader:
-        ghost = publisher_of(careless.store, careless.states[2], "ghost")
-        ghost.publish(weights=careless.states[5]).result(30)
-        ghost.close()
-        staged = reader.poll()
-        assert staged is not None
-        assert reader.apply(staged).version == 3
-        (ghostly,) = [listed.key for listed in careless.store.list(MANIFESTS) if "-ghost-" in listed.key]
-        careless.store.delete(ghostly)
-        with publisher_of(careless.store, careless.states[2]) as publisher:
-            for version in (3, 4):
-                publisher.publish(weights=careless.states[version]).result(30)
-        staged = reader.poll()
-        assert staged is not None
-        assert reader.apply(staged).version == 4
-        assert same_bits(reader.weights, careless.states[4])  # type: ignore[arg-type]
-
-
 # -- one writer and its own threads ------------------------------------------------------------------------------------
 
 
@@ -594,16 +355,3 @@ def test_two_who_squash_in_one_folder_are_one_too_many(ram: Path) -> None:
         list(squash(world.chain, world.root / "scratch", levels=(2,)))
     assert [(edge.base, edge.result) for edge in going] == [(2, 4)]
     world.check_readers([4])
-
-
-def test_collecting_without_a_fence(careless: World) -> None:
-    with publisher_of(careless.store, careless.states[2]) as publisher:
-        publisher.publish(weights=careless.states[3]).result(30)
-    follow(careless)
-    with opened(careless) as mirror:
-        cut_anchor(careless.chain, mirror)
-    for _ in range(3):
-        careless.store.now += 1000.0
-        collect(careless.chain, SOON)
-    assert list(careless.chain.versions()) == [3]
-    careless.check_readers([3])
