@@ -19,7 +19,7 @@ from weightcast.follow.heartbeat_sender import default_replica
 from weightcast.follow.mirror_folder import default_mirror
 
 _FATAL = (UsageError, VersionError, MisfitError)
-"""Errors that neither time nor anybody else will cure."""
+"""Errors that trying again does not cure."""
 
 
 def attach(
@@ -60,7 +60,7 @@ def attach(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of text.")] = False,
 ) -> None:
-    """Keep a running engine at the channel's newest weights; it is paused for the writing alone."""
+    """Keep a running engine at the channel's newest weights; it is paused only while they are written."""
     with working(None, as_json) as (_, _report), ExitStack() as opened:
         chain = open_chain(url)
         folder = mirror or default_mirror(chain.channel.id)
@@ -95,7 +95,7 @@ def _policy(version: int | None, every_version: bool) -> Policy:
 
 
 def _watched(agent: Agent, listen: str | None, token_file: Path | None, opened: ExitStack) -> Any:
-    """Counts and serves, where that is wanted: Prometheus' library need not be there otherwise."""
+    """Imports Prometheus' library only if --listen is given."""
     if listen is None:
         return None
     from weightcast.engine.endpoint import Endpoint, Watch
@@ -123,7 +123,7 @@ def _follow(agent: Agent, watch: Any, every: float, as_json: bool) -> None:
     told: set[str] = set()
 
     def trouble(error: WeightcastError) -> None:
-        """One line for an outage, however often it is tried again meanwhile."""
+        """One line for an outage, however many attempts it lasts."""
         if isinstance(error, _FATAL):
             raise error
         if watch is not None:

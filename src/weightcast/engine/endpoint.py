@@ -1,11 +1,11 @@
-"""What an agent tells over http: its status, metrics for Prometheus, and when a version is live.
+"""An agent's http endpoint: its status, metrics for Prometheus, and a wait for a version to be live.
 
     GET /status                         JSON
     GET /metrics                        Prometheus
     GET /wait?version=41&seconds=30     200 once the engine serves version 41 or a later one, else 503
 
-It listens on the loopback interface unless told otherwise, and elsewhere only with a token. Connections, waiting
-requests, the size of a request and the time it may take to arrive are bounded: whoever exceeds a bound gets an error.
+It listens on the loopback interface by default, and elsewhere only with a token. Connections, waiting requests, the
+size of a request and the time it may take to arrive are bounded; a request that exceeds a bound gets an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weightcast.errors import UsageError
 _LONGEST = 600.0
 
 _CONNECTIONS, _WAITING = 64, 32
-"""Connections at a time, and how many of them may be inside `/wait`: those who wait leave slots to the others."""
+"""Connections at a time, and how many of them may be inside `/wait`: waiting clients leave slots to others."""
 
 _REQUEST = 1 << 14
 """Bytes of a request line with its headers."""
@@ -43,7 +43,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Watch:
-    """Counts what an agent does, and wakes those who wait for a version."""
+    """Counts what an agent does, and wakes clients that wait for a version."""
 
     def __init__(self, agent: Agent):
         self._agent = agent
@@ -103,7 +103,7 @@ class Watch:
         }
 
     def wait(self, version: int, seconds: float) -> bool:
-        """Whether the engine serves that version, or a later one, before so many seconds have passed."""
+        """Whether the engine serves that version or a later one within so many seconds."""
         end = time.monotonic() + min(seconds, _LONGEST)
         with self._changed:
             while self._agent.position is None or self._agent.position.version < version:
@@ -145,10 +145,10 @@ class Endpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """One thread per connection, and no more than so many; the next one is refused at once."""
+    """One thread per connection, up to a limit; the next connection is refused at once."""
 
     daemon_threads = True
-    request_queue_size = 2 * _CONNECTIONS  # so that those who are refused hear of it at once
+    request_queue_size = 2 * _CONNECTIONS  # so that a refused client gets its answer at once
 
     def __init__(self, *args: Any) -> None:
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
@@ -156,7 +156,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
-            request.setblocking(False)  # this is the thread that accepts: it waits for nobody
+            request.setblocking(False)  # the accepting thread must not block
             with suppress(OSError):
                 request.send(_bare(503, "Service Unavailable", "too many connections"))
             self.shutdown_request(request)
@@ -174,15 +174,15 @@ class _Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle is not worth a traceback."""
+        """A client that disconnects during a request is not worth a traceback."""
 
 
 class _TooLargeError(Exception):
-    """A request has more bytes than any that we answer."""
+    """A request exceeds the size limit."""
 
 
 class _Arriving(io.RawIOBase):
-    """What a client sends: no more than so many bytes, and all of them before a deadline."""
+    """What a client sends, up to a number of bytes and a deadline."""
 
     def __init__(self, connection: socket.socket, seconds: float):
         self._connection, self._seconds = connection, seconds
@@ -263,11 +263,11 @@ class _Requests(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Who asks is not worth a line each."""
+        """Requests are not logged."""
 
 
 def _bare(status: int, reason: str, problem: str) -> bytes:
-    """A whole answer, for clients whose request was not read."""
+    """A complete response, for clients whose request was not read."""
     body = json.dumps({"error": problem})
     head = f"HTTP/1.0 {status} {reason}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     return f"{head}\r\nConnection: close\r\n\r\n{body}".encode()

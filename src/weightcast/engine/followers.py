@@ -1,4 +1,4 @@
-"""Engines that follow a channel, as their agents tell it in the bucket: nothing else joins a trainer to them."""
+"""The engines that follow a channel, by the heartbeats of their agents: a trainer has no other link to them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FRESH = 90.0
 
 
 class Followers:
-    """Those that have told something lately, by the store's clock."""
+    """Engines with a recent heartbeat, by the store's clock."""
 
     def __init__(self, chain: Chain):
         self._chain = chain
         self._ahead = clock(chain.store) - time.monotonic()
 
     def now(self) -> list[Heartbeat]:
-        """The last word of each engine that is there; not of mirrors, nor of engines that are held at a version."""
+        """The heartbeat of each engine that follows; not of mirrors, nor of engines that are held at a version."""
         oldest = time.monotonic() + self._ahead - _FRESH
         return [beat for beat, when in heartbeats(self._chain) if when >= oldest and beat.pause is not None]

@@ -1,7 +1,7 @@
-"""An engine's live parameters in checkpoint coordinates: digested, compared and patched where they are.
+"""An engine's live parameters in checkpoint coordinates: digested, compared and patched in place.
 
-Nothing is written until `LiveParameters.apply`: what has to be written is translated, cast, brought to the device and
-proven beforehand, while the engine serves.
+Nothing is written until `LiveParameters.apply`: what has to be written is translated, cast, copied to the device and
+verified beforehand, while the engine serves.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class LiveParameters:
         room: int | None = None,
         pause: Pause = lambda: None,
     ) -> Prepared:
-        """What staged patches, one behind the other, overwrite in the tensors of ``names``, or all.
+        """What staged patches, in this order, overwrite in the tensors of ``names``, or all.
 
         No more than ``room`` bytes are held for it; ``pause`` is called between tensors, and may raise.
         """

@@ -53,17 +53,17 @@ class WeightVersions:
             await _refuse(send, 503, f"the engine serves version {began}, not {wanted} or a later one")
             return
 
-        async def told(message: Message) -> None:
+        async def with_version(message: Message) -> None:
             if message["type"] == "http.response.start":
                 now = await client.get_weight_version()
                 value = began if now == began else f"{began}-{now}"
                 message["headers"] = [*message.get("headers", ()), (VERSION, value.encode())]
             await send(message)
 
-        await self._app(scope, receive, told)
+        await self._app(scope, receive, with_version)
 
     async def _reached(self, client: Any, wanted: float, patience: float) -> str:
-        """The version that is served once it is the one that is wanted, or patience is at its end."""
+        """The served version, once it is the wanted one or the time is up."""
         loop = asyncio.get_running_loop()
         end, version = loop.time() + patience, await client.get_weight_version()
         while _as_number(version) < wanted and loop.time() < end:
@@ -72,7 +72,7 @@ class WeightVersions:
         return str(version)
 
     async def _recent(self, client: Any) -> str:
-        """The version of a moment ago at the most: however many wait, the engine is asked once."""
+        """The version, at most a moment old: however many requests wait, the engine is asked once."""
         async with self._asking:
             now = asyncio.get_running_loop().time()
             if now - self._asked >= _EVERY:
@@ -81,7 +81,7 @@ class WeightVersions:
 
 
 def _as_number(version: str) -> int:
-    """An engine that follows no channel yet names no number."""
+    """-1 for an engine at no version of a channel: its name is not a number."""
     return int(version) if version.isascii() and version.isdigit() else -1
 
 
