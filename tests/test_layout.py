@@ -15,10 +15,8 @@ BESIDE = {"docs", "faults", "support", "vectors", "vllm"}
 LONG = {"simple_reader.py", "make.py"}
 """One page of SPEC each, read in its order."""
 STILL_LONG = {
-    "test_channel_verbs.py",
     "test_conflicts.py",
     "test_coordinates.py",
-    "test_offline_verbs.py",
     "test_pipeline.py",
     "test_torch_publisher.py",
 }

@@ -299,7 +299,7 @@ def test_digest_and_status_of_a_mirror_tell_files_from_log(channel: Channel, tmp
         subscriber.apply(staged)
     code, told = run("digest", folder)
     assert code == 0
-    assert told["position"] == channel.position(0).digest
+    assert told["digest"] == channel.position(0).digest
     assert (told["version"], told["log_leads_to"]) == (0, 1)
     assert run("status", folder)[1] == {
         "channel": open_store(channel.url).url,
@@ -310,4 +310,4 @@ def test_digest_and_status_of_a_mirror_tell_files_from_log(channel: Channel, tmp
     }
     run("pull", channel.url, folder)
     told = run("digest", folder)[1]
-    assert (told["position"], told["version"], told["log_leads_to"]) == (channel.position(1).digest, 1, None)
+    assert (told["digest"], told["version"], told["log_leads_to"]) == (channel.position(1).digest, 1, None)

@@ -89,7 +89,7 @@ def test_a_pin_of_no_version_is_named(tmp_path: Path) -> None:
     chain.store.put(pin_key(999), b"{}")
     told, _, warned = gc(tmp_path / "channel")
     assert told["ignored_pins"] == [999]
-    assert "version 999 is pinned and not there" in warned
+    assert "version 999 is pinned and is not there" in warned
     assert f"`weightcast unpin {tmp_path / 'channel'} 999`" in warned
 
 
@@ -142,7 +142,7 @@ def test_in_a_damaged_channel_nothing_goes_and_gc_says_why(tmp_path: Path, harm:
     assert "the channel is damaged, so no version is deleted" in warned
     assert expected in warned
     assert "`weightcast verify" in warned
-    assert said.startswith("0 versions gone")
+    assert said.startswith("0 versions deleted")
     assert {listed.key for kind in ("manifests/", DELTAS, ANCHORS) for listed in chain.store.list(kind)} == before
 
 
@@ -293,8 +293,8 @@ def test_gc_tells_of_unfinished_uploads(tmp_path: Path) -> None:
     channel(url)
     leave_debris(url, "a", 2)
     said = CliRunner().invoke(app, ["gc", str(url)]).stdout
-    assert "0 objects gone, 1.00 kB" in said
-    assert "1 unfinished uploads gone" in said
+    assert "0 objects deleted, 1.00 kB" in said
+    assert "1 unfinished upload deleted" in said
     leave_debris(url, "b", 2)
     told = json.loads(CliRunner().invoke(app, ["gc", str(url), "--dry-run", "--json"]).stdout)
     assert (len(told["debris"]), told["bytes"]) == (1, 1000)
@@ -306,7 +306,7 @@ def test_status_weighs_unfinished_uploads(tmp_path: Path) -> None:
     leave_debris(url, "a", 0.1)
     told = json.loads(CliRunner().invoke(app, ["status", str(url), "--json"]).stdout)
     assert told["stored"]["unfinished"] == {"objects": 1, "bytes": 1000}
-    assert "unfinished 1.00 kB (1)" in CliRunner().invoke(app, ["status", str(url)]).stdout
+    assert "1.00 kB in 1 unfinished upload" in CliRunner().invoke(app, ["status", str(url)]).stdout
 
 
 def test_reset_removes_unfinished_uploads_of_any_age(tmp_path: Path) -> None:

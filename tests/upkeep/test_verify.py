@@ -211,7 +211,7 @@ def test_a_damaged_channel_record_is_a_finding_with_a_remedy(
     assert "`weightcast repair URL` restores it" in finding["problem"]
     text = said("verify", world.url, *deep, code=FOUND)
     assert "`weightcast repair URL` restores it" in text
-    assert text.endswith("1 findings\n")
+    assert text.endswith("1 finding\n")
     told("repair", world.url)
     assert record.read_bytes() == whole
     assert told("verify", world.url, *deep)["findings"] == []
@@ -227,7 +227,7 @@ def test_a_damaged_copy_of_the_channel_record_is_a_finding(world: World) -> None
 def test_a_folder_that_is_no_channel_is_told_so(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(tmp_path)])
     assert done.exit_code == 2
-    assert "this folder is no channel" in done.stderr
+    assert "this folder is not a channel" in done.stderr
 
 
 # -- notes -------------------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_files_beside_the_weights_that_changed_are_notes_and_no_findings(world: 
     ]
     text = said("verify", world.url)
     assert "note: config.json of version 4's anchor differs from that of version 0's\n" in text
-    assert "whole up to version 4" in text
+    assert "intact up to version 4" in text
 
 
 def test_anchors_with_the_same_files_beside_them_give_no_note(world: World, tmp_path: Path) -> None:
@@ -320,12 +320,12 @@ def away(*_: object, **__: object) -> None:
 
 def test_no_more_is_promised_than_digests_hold(world: World) -> None:
     helped = " ".join(said("verify", "--help").replace("│", " ").split())
-    assert "they are no proof against somebody who may write to the bucket" in helped
+    assert "not somebody who may write to the bucket" in helped
     commands = ((world.url,), (world.url, "--deep"), (world.checkpoint, world.url))
     texts = [said("verify", *command) for command in commands]
     for promise in ("proven", "bit by bit", "to the last bit"):
         assert not any(promise in text for text in texts)
-    assert texts[1] == "whole up to version 3: 4 objects decoded, and their digests agree\n"
+    assert texts[1] == "intact up to version 3: 4 objects decoded, and all digests agree\n"
     assert "every tensor has the digest that it has in version 3" in texts[2]
 
 
@@ -346,7 +346,7 @@ def test_folder_whose_log_leads_on_says_where_its_files_are(tmp_path: Path) -> N
             subscriber.apply(staged)
     lagging = told("verify", mirror, bucket)
     assert (lagging["version"], lagging["files_at"], lagging["log_leads_to"]) == (3, 0, 3)
-    assert "a tool that loads the files gets version 0" in said("verify", mirror, bucket)
+    assert "tools that load the files get version 0" in said("verify", mirror, bucket)
     with wc.Subscriber(bucket, mirror, threads=1) as subscriber:
         subscriber.poll()
     folded = told("verify", mirror, bucket)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from weightcast.channel.edge import Edge
 from weightcast.channel.route import cheapest_route, reachable
@@ -17,7 +19,13 @@ class Retention:
     grace: float = 86400.0
     """Nothing younger than this is deleted: an upload in flight looks like an orphan, a download needs its object."""
     patience: float = 28 * 86400.0
-    """A replica that lags further than this behind no longer holds anything back."""
+    """A replica whose version is older than this no longer holds anything back."""
+    keep_last: int = 0
+    """So many of the newest versions stay reachable."""
+    keep_daily: int = 0
+    """The newest version of each of the last so many days that have one stays reachable; days are UTC."""
+    keep_weekly: int = 0
+    """The same for weeks, which begin on Monday."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,10 @@ class Inventory:
     """Version of each replica, and how long ago it said so."""
     spent: tuple[Kept, ...] = ()
     """Deltas whose manifest is gone: ways no more, though somebody who read it just before may still fetch one."""
+    tags: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Tagged versions and their names."""
+    now: float = 0.0
+    """The store's time, which ages are measured from: the calendar of `Retention.keep_daily` needs it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,8 @@ class Garbage:
     orphans: tuple[str, ...]
     unreachable: tuple[int, ...] = ()
     """Versions that must be reachable and are not: the channel is damaged, and nothing but orphans may go."""
+    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Every version that stays, with the reasons."""
 
 
 def horizon(inventory: Inventory, policy: Retention) -> int:
@@ -67,8 +81,49 @@ def horizon(inventory: Inventory, policy: Retention) -> int:
     return min([inventory.head, *young, *waited_for])
 
 
+def kept_by_rule(inventory: Inventory, policy: Retention) -> dict[int, tuple[str, ...]]:
+    """Versions that must stay reachable whatever their age, with the reasons: pins, tags, and the rules of ``policy``.
+
+    The rules are those of `restic forget`: each picks versions by itself, newest first, and what any of them picks is
+    kept. The day of a version is that on which the store got its manifest.
+    """
+    why: dict[int, tuple[str, ...]] = {}
+
+    def keep(version: int, reason: str) -> None:
+        why[version] = (*why.get(version, ()), reason)
+
+    for version in inventory.pins:
+        keep(version, "pinned")
+    for version, names in inventory.tags.items():
+        keep(version, f"tag {', '.join(names)}")
+    newest_first = sorted(inventory.manifests, reverse=True)
+    for version in newest_first[: policy.keep_last]:
+        keep(version, f"last {policy.keep_last}")
+    for most, period in ((policy.keep_daily, _day), (policy.keep_weekly, _week)):
+        found: dict[str, int] = {}
+        for version in newest_first:
+            if len(found) >= most:
+                break
+            found.setdefault(period(inventory.now - inventory.manifests[version]), version)
+        for name, version in found.items():
+            keep(version, name)
+    return why
+
+
+def _day(when: float) -> str:
+    return f"daily {datetime.fromtimestamp(when, UTC):%Y-%m-%d}"
+
+
+def _week(when: float) -> str:
+    return f"weekly {datetime.fromtimestamp(when, UTC):%G-W%V}"
+
+
 def collectable(inventory: Inventory, policy: Retention) -> Garbage:
-    """What may be deleted so that every version from the horizon on, and every pin, can still be reached."""
+    """What may be deleted so that every version that is to be kept can still be reached: those from the horizon on,
+    and those that a pin, a tag or a rule keeps (`kept_by_rule`).
+    """
+    rules = kept_by_rule(inventory, policy)
+    routes: dict[int, int] = {}
     oldest = horizon(inventory, policy)
     edges = [kept.edge for kept in inventory.edges]
     needed = {edge.key for edge in edges if edge.base is not None and edge.base >= oldest}
@@ -78,11 +133,12 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     newest_anchor = max((edge.result for edge in anchors), default=0)
     needed |= {edge.key for edge in anchors if edge.result == newest_anchor}
     versions |= {newest_anchor}
-    wanted = {inventory.head} | inventory.pins
+    wanted = {inventory.head} | rules.keys()
     unreachable = ({oldest} | wanted | versions) - reachable(edges)
     if unreachable:
         # Something is missing already: what is left may be all there is to mend it with.
-        return Garbage((), (), _old(inventory, policy), tuple(sorted(unreachable)))
+        everything = dict.fromkeys(inventory.manifests, ("the channel is damaged",))
+        return Garbage((), (), _old(inventory, policy), tuple(sorted(unreachable)), everything)
     there = set[int]()
     for goal in (oldest, *sorted(wanted), *sorted(versions)):
         if goal in there and goal not in wanted:
@@ -91,6 +147,7 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
         assert route is not None, "a reachable version has a route"
         needed |= {edge.key for edge in route}
         versions |= {goal} | {edge.result for edge in route}
+        routes |= {edge.result: goal for edge in route if edge.result not in routes}
         there = reachable(edge for edge in edges if edge.key in needed)
     manifests = tuple(
         version
@@ -108,7 +165,26 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
         and kept.edge.result < inventory.head
         and not (kept.edge.result in stays and _is_object_of_version(kept.edge, begun))
     )
-    return Garbage(manifests, gone, _old(inventory, policy))
+    kept = {
+        version: rules.get(version, ()) or _reason(inventory, policy, version, oldest, newest_anchor, routes)
+        for version in sorted(stays)
+    }
+    return Garbage(manifests, gone, _old(inventory, policy), kept=kept)
+
+
+def _reason(
+    inventory: Inventory, policy: Retention, version: int, oldest: int, anchor: int, routes: Mapping[int, int]
+) -> tuple[str, ...]:
+    """Why a version stays that no rule names."""
+    if version == inventory.head:
+        return ("newest version",)
+    if version >= oldest:
+        return ("in the window",) if inventory.manifests[version] < policy.window else ("a replica may be there",)
+    if version == anchor:
+        return ("newest anchor",)
+    if version in routes:
+        return (f"on the route to version {routes[version]}",)
+    return ("in the grace period",)
 
 
 def _is_object_of_version(edge: Edge, begun: set[int]) -> bool:

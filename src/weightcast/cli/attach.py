@@ -11,6 +11,7 @@ import typer
 
 from weightcast.channel.policy import Every, Newest, Pinned, Policy
 from weightcast.cli.console import Url, fields_of, open_chain, say, tell, warn, working
+from weightcast.cli.versions import NAMES, version_named
 from weightcast.engine.agent import Agent
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.update import EngineUpdate
@@ -30,7 +31,7 @@ def attach(
         typer.Option(metavar="FOLDER", help="Where the weights are kept for the engine; else in the user's cache."),
     ] = None,
     version: Annotated[
-        int | None, typer.Option("--version", min=0, metavar="N", help="Hold the engine at this version.")
+        str | None, typer.Option("--version", metavar="VERSION", help=f"Hold the engine at this version: {NAMES}.")
     ] = None,
     every_version: Annotated[
         bool, typer.Option("--every-version", help="Skip no version that is still there.")
@@ -69,7 +70,7 @@ def attach(
                 chain.store,
                 HttpEngine(engine),
                 folder,
-                policy=_policy(version, every_version),
+                policy=_policy(None if version is None else version_named(chain, version), every_version),
                 prove=prove,
                 clear_cache=not keep_cache,
                 replica=replica or default_replica(folder),

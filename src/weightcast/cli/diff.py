@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from weightcast.cli.console import AsJson, Threads, facts, working, writing_to
+from weightcast.cli.console import AsJson, Threads, working, writing_to
+from weightcast.cli.outputs import Force, check_output
+from weightcast.cli.words import report as print_report
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
-from weightcast.errors import UsageError
 
 
 def diff(
@@ -19,27 +20,25 @@ def diff(
         Literal["plain", "gap", "banded"],
         typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader)."),
     ] = "banded",
+    force: Force = False,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the patch that leads from OLD to NEW, holding a few tensors in memory at a time."""
+    """Write the patch that leads from OLD to NEW, with a few tensors in memory at a time."""
     with working(threads, as_json) as (workers, report):
         with Checkpoint(old) as before, Checkpoint(new) as after:
-            if output.exists() and any(output.samefile(file) for file in before.files + after.files):
-                raise UsageError("the patch would replace the weights it is made from", file=str(output))
+            check_output(output, force, before.files + after.files)
             with writing_to(output):
                 written = write_patch(before, after, output, codec, workers, report)
-        facts(
-            {
-                "patch": str(output),
-                "codec": codec,
-                "base": written.base,
-                "result": written.result,
-                "changed": written.changed,
-                "density": written.changed / max(written.model.elements, 1),
-                "bytes": written.nbytes,
-                "bits_per_change": 8 * written.nbytes / written.changed if written.changed else None,
-                "ratio_to_full": written.model.nbytes / written.nbytes,
-            },
-            as_json,
-        )
+        values = {
+            "patch": str(output),
+            "codec": codec,
+            "base": written.base,
+            "result": written.result,
+            "changed": written.changed,
+            "density": written.changed / max(written.model.elements, 1),
+            "bytes": written.nbytes,
+            "bits_per_change": 8 * written.nbytes / written.changed if written.changed else None,
+            "ratio_to_full": written.model.nbytes / written.nbytes,
+        }
+        print_report(values, as_json)

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from weightcast.cli.console import AsJson, Threads, facts, working
+from weightcast.cli.console import AsJson, Threads, facts, say, tell, working
+from weightcast.cli.words import natural
+from weightcast.cli.words import report as print_report
 from weightcast.disk.checkpoint import MIRROR, Checkpoint
 from weightcast.disk.durable import locked
 from weightcast.disk.staged import fingerprint_of
@@ -16,13 +18,13 @@ from weightcast.format.digest import Fingerprint
 
 def digest(
     path: Annotated[Path, typer.Argument(help="A safetensors file or a Hugging Face checkpoint folder.")],
-    tensors: Annotated[bool, typer.Option("--tensors", help="Every tensor's digest too.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Print every tensor's digest, too.")] = False,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the position digest of weights: equal digests mean equal bits, unless somebody chose the bits.
+    """Print the digest of weights: equal digests mean equal bits, unless somebody chose the bits to that end.
 
-    Of a mirror these are the files that any tool loads; a log that leads on from them is named.
+    For a mirror, this reads the files that any tool would load, and names the version that its log leads to.
     """
     with working(threads, as_json) as (workers, report):
         with _at_rest(path), Checkpoint(path) as weights:
@@ -30,15 +32,19 @@ def digest(
             mirrored = _mirrored(path, fingerprint)
         table = fingerprint.table
         values = {
-            "position": fingerprint.digest,
+            "digest": fingerprint.digest,
             "tensors": len(table),
             "elements": table.elements,
             "bytes": table.nbytes,
         } | mirrored
         each = {spec.name: f"{value:016x}" for spec, value in zip(table, fingerprint.digests, strict=True)}
-        facts(values | {"digests": each} if tensors and as_json else values, as_json)
-        if tensors and each and not as_json:
-            facts(each, as_json=False)
+        if as_json:
+            tell(values | {"digests": each} if tensors else values)
+            return
+        print_report(values, as_json=False)
+        if tensors and each:
+            say("")
+            facts({name: each[name] for name in sorted(each, key=natural)}, as_json=False)
 
 
 def _at_rest(path: Path) -> AbstractContextManager[None]:
@@ -48,7 +54,7 @@ def _at_rest(path: Path) -> AbstractContextManager[None]:
 
 
 def _mirrored(path: Path, fingerprint: Fingerprint) -> dict[str, int | None]:
-    """Of a mirror: the version that these files are, None if they were edited; the newer one that its log leads to."""
+    """For a mirror: the version that these files are, None if they were edited; the newer one that its log leads to."""
     mirror = mirror_status(path)
     if mirror is None:
         return {}

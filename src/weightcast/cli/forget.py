@@ -6,7 +6,7 @@ import typer
 
 from weightcast.channel.heartbeats import delete_heartbeat, heartbeat_of
 from weightcast.channel.keys import check_name
-from weightcast.cli.console import AsJson, Url, facts, open_chain, working
+from weightcast.cli.console import AsJson, Url, open_chain, say, tell, working
 from weightcast.errors import UsageError
 
 
@@ -19,7 +19,7 @@ def forget(
     with working(1, as_json, kernels=False):
         chain = open_chain(url)
         if heartbeat_of(chain, check_name(replica, "replica")) is None:
-            hint = f"`weightcast status {chain.store.url}` lists those there are."
+            hint = f"`weightcast status {chain.store.url}` lists the replicas."
             raise UsageError(f"there is no replica {replica!r}", file=chain.store.url, hint=hint)
         delete_heartbeat(chain, replica)
-        facts({"forgotten": replica}, as_json)
+        tell({"forgotten": replica}) if as_json else say(f"replica {replica} forgotten")

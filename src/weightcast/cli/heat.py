@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weightcast.cli.text import Table, Text
+from weightcast.cli.words import natural
 from weightcast.format.spec import TensorTable
 
 _STEPS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -143,8 +144,8 @@ def listed(cells: Mapping[str, Cell]) -> Table:
     table = Table(header=False)
     table.add_column(justify="right")
     table.add_column()
-    for name, cell in cells.items():
-        table.add_row(block(cell.density), name)
+    for name in sorted(cells, key=natural):
+        table.add_row(block(cells[name].density), name)
     return table
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from weightcast.channel.records import Reference
-from weightcast.cli.console import AsJson, Threads, Url, facts, open_bucket, warn, working
+from weightcast.cli.console import AsJson, Threads, Url, open_bucket, warn, working
+from weightcast.cli.words import report as print_report
 from weightcast.errors import UsageError
 from weightcast.publish import open as begin
 from weightcast.publish.open import left_out
@@ -23,14 +24,14 @@ def init(
         str | None,
         typer.Option(
             metavar="REPO@REVISION",
-            help="Version 0 is this model of the Hugging Face Hub. It is not uploaded: replicas get it there, too.",
+            help="Version 0 is this model of the Hugging Face Hub. Replicas fetch it there; nothing is uploaded.",
         ),
     ] = None,
     reference: Annotated[
         str | None,
         typer.Option(
             metavar="REPO@REVISION",
-            help="CHECKPOINT is not uploaded: replicas get this public checkpoint themselves, which has the same bits.",
+            help="Do not upload CHECKPOINT: replicas fetch this public checkpoint, which has the same bits.",
         ),
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="The training step of version 0.")] = None,
@@ -38,8 +39,8 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Begin a channel with a checkpoint as its version 0."""
+    began = time.monotonic()
     with working(threads, as_json) as (workers, report):
-        began = time.monotonic()
         weights, elsewhere = _weights(checkpoint, from_hub, reference)
         store = open_bucket(url, report)
         manifest = begin.init(store, weights, reference=elsewhere, step=step, workers=workers, report=report)
@@ -52,7 +53,7 @@ def init(
             "seconds": round(time.monotonic() - began, 3),
         }
         unsent = left_out(weights) if isinstance(weights, Path) and elsewhere is None else []
-        facts(values | {"left_out": unsent} if as_json else values, as_json)
+        print_report(values | {"left_out": unsent} if as_json else values, as_json)
         if unsent and not as_json:
             warn_left_out(unsent)
 
@@ -60,25 +61,25 @@ def init(
 def warn_left_out(names: list[str]) -> None:
     """Say which files replicas will not get."""
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    warn(f"not uploaded, since an anchor holds weights, configuration and tokenizer only: {shown}")
+    warn(f"not uploaded, since an anchor has only weights, configuration and tokenizer: {shown}")
 
 
 def _weights(
     checkpoint: Path | None, from_hub: str | None, reference: str | None
 ) -> tuple[Path | Reference, Reference | None]:
-    """What version 0 is, and where else it can be had."""
+    """What version 0 is, and where else replicas find it."""
     if checkpoint is not None and from_hub is None:
         return checkpoint, reference_named(reference) if reference is not None else None
     if checkpoint is None and from_hub is not None and reference is None:
         return reference_named(from_hub), None
-    hint = "Name a folder, with --reference if replicas get it elsewhere, or --from-hub REPO@REVISION without one."
-    raise UsageError("version 0 is to be either CHECKPOINT or a model of the Hub", hint=hint)
+    hint = "Name a folder, with --reference if replicas fetch it elsewhere, or --from-hub REPO@REVISION without one."
+    raise UsageError("version 0 is either CHECKPOINT or a model of the Hub", hint=hint)
 
 
 def reference_named(text: str) -> Reference:
     """``REPO@REVISION``, read; `UsageError` if it is not that."""
     repository, _, revision = text.rpartition("@")
     if not repository or not revision or not text.isprintable() or len(text) > 1000:
-        hint = "It is a repository and a revision that never changes: Qwen/Qwen3-0.6B@c1899de2…"
-        raise UsageError(f"{text!r} is no reference", hint=hint)
+        hint = "Write a repository and a revision that never changes: Qwen/Qwen3-0.6B@c1899de2…"
+        raise UsageError(f"{text[:200]!r} is not REPO@REVISION", hint=hint)
     return Reference(repository, revision)

@@ -5,34 +5,29 @@ from typing import Annotated, Any
 
 import typer
 
-from weightcast.cli.console import AsJson, facts, say, tell, working
-from weightcast.cli.text import Table
+from weightcast.cli.console import AsJson, say, tell, working
+from weightcast.cli.tensors import All, list_tensors
+from weightcast.cli.words import report
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 
 
 def inspect(
     patch: Annotated[Path, typer.Argument(help="A patch file.")],
+    everything: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a patch says of itself; needs no weights."""
-    with working(1, as_json, kernels=False), FileSource(patch) as source:
-        summary, tensors = describe(PatchReader(source))
-    if as_json:
-        tell(summary | {"tensors": tensors})
-        return
-    facts(summary, as_json=False)
-    if not tensors:
-        return
-    table = Table()
-    table.add_column("tensor")
-    for column in ("dtype", "shape", "changed", "density", "bytes", "bits/change"):
-        table.add_column(column, justify="right")
-    for row in tensors:
-        shape = "×".join(map(str, row["shape"])) or "scalar"
-        numbers = f"{row['changed']:,}", f"{row['density']:.3%}", f"{row['bytes']:,}", f"{row['bits_per_change']:.2f}"
-        table.add_row(row["name"], row["dtype"], shape, *numbers)
-    say(table)
+    """Show what a patch contains. This needs no weights."""
+    with working(1, as_json, kernels=False):
+        with FileSource(patch) as source:
+            summary, tensors = describe(PatchReader(source))
+        if as_json:
+            tell(summary | {"tensors": tensors})
+            return
+        report(summary, as_json=False)
+        if tensors:
+            say("")
+            list_tensors(tensors, everything)
 
 
 def describe(reader: PatchReader) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -10,11 +10,15 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.edge import Edge
+from weightcast.channel.keys import HEAD_WORD, NOTHING_WORD, is_tag
 from weightcast.channel.records import Manifest
 from weightcast.channel.route import Route, cheapest_route, route_bytes
-from weightcast.cli.console import AsJson, Threads, Url, commit_of, head_of, open_chain, say, tell, working
+from weightcast.channel.tags import tag_names
+from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, prepare_kernels, say, tell, working
 from weightcast.cli.text import Table
+from weightcast.cli.versions import NAMES, is_number, version_named
 from weightcast.cli.wording import ratio, size
+from weightcast.cli.words import count
 from weightcast.disk.durable import Report
 from weightcast.errors import ChannelError, UsageError
 from weightcast.format.workers import Workers
@@ -28,28 +32,34 @@ class Choice:
     replay: Route | None
     """Delta after delta, from the start or from the oldest anchor."""
     anew: Route | None
-    """The newest anchor, and the deltas behind it."""
+    """The newest anchor, and the deltas after it."""
 
 
 def plan(
     url: Url,
     start: Annotated[
-        str, typer.Option("--from", metavar="N|FOLDER", help="A version, a folder that holds one, or `nothing`.")
+        str,
+        typer.Option("--from", metavar="VERSION|FOLDER", help=f"{NAMES}, a folder that holds a version, or `nothing`."),
     ],
-    to: Annotated[int | None, typer.Option("--to", min=0, metavar="N", help="A version; else the newest.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="VERSION", help=f"{NAMES}; the newest by default.")] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the cheapest way to a version, and what others would cost."""
-    in_folder = start != "nothing" and not start.isdigit()
+    """Show the cheapest route to a version, and what others would cost.
+
+    A folder whose name is also a tag is written as ./FOLDER.
+    """
+    in_folder = "/" in start or start.startswith(".") or (Path(start).is_dir() and not is_tag(start))
     with working(threads, as_json, kernels=in_folder) as (workers, report):
         chain = open_chain(url)
         head = head_of(chain)
-        goal = commit_of(chain, to).position.version if to is not None else head.position.version
+        goal = version_named(chain, to) if to is not None else head.position.version
         if in_folder:
             at: int | None = _version_of(Path(start), chain, head, workers, report)
+        elif is_number(start):
+            at = int(start)
         else:
-            at = None if start == "nothing" else int(start)
+            at = None if start == NOTHING_WORD else _version_or_folder(start, chain, head, workers, report)
         if at is not None and at > head.position.version:
             raise UsageError(f"there is no version {at} yet: the newest is {head.position.version}", file=url)
         choice = _choose(chain, at, goal)
@@ -58,13 +68,13 @@ def plan(
 
 
 def _choose(chain: Chain, at: int | None, goal: int) -> Choice:
-    # Patches do not lead back: who wants an older version begins from nothing.
+    # Patches lead forwards only: an older version is reached from nothing.
     start = at if at is not None and at <= goal else None
     choice = choose(chain.edges(start, goal), start, goal)
     if choice is None:
-        whence = "nothing" if start is None else f"version {start}"
-        hint = "What led there was collected, or is a checkpoint elsewhere: see `weightcast status`."
-        raise ChannelError(f"no way leads from {whence} to version {goal}", file=chain.store.url, hint=hint)
+        origin = "nothing" if start is None else f"version {start}"
+        hint = "What led there was deleted by gc, or is a checkpoint elsewhere: see `weightcast status`."
+        raise ChannelError(f"no route leads from {origin} to version {goal}", file=chain.store.url, hint=hint)
     return choice
 
 
@@ -79,6 +89,16 @@ def choose(edges: list[Edge], start: int | None, goal: int) -> Choice | None:
     return Choice(
         route, cheapest_route(oldest + deltas, start, goal), cheapest_route(anchors[-1:] + deltas, None, goal)
     )
+
+
+def _version_or_folder(start: str, chain: Chain, head: Manifest, workers: Workers, report: Report) -> int:
+    """The version that a tag names, or that the folder of this name holds; one of the two must be meant."""
+    if not Path(start).exists():
+        return version_named(chain, start)
+    if start.lower() == HEAD_WORD or start in set(tag_names(chain)):
+        raise UsageError(f"{start!r} names both a version and a folder", hint=f"Write ./{start} for the folder.")
+    prepare_kernels()
+    return _version_of(Path(start), chain, head, workers, report)
 
 
 def _version_of(folder: Path, chain: Chain, head: Manifest, workers: Workers, report: Report) -> int:
@@ -112,10 +132,10 @@ def _cost(route: Route) -> dict[str, int]:
 
 def _print(choice: Choice, at: int | None, goal: int, full: int) -> None:
     if not choice.route:
-        say(f"nothing to do: version {goal} is there")
+        say(f"nothing to fetch: version {goal} is there already")
         return
     steps = Table()
-    for column in ("kind", "from", "", "to", "bytes"):
+    for column in ("kind", "from", "", "to", "size"):
         steps.add_column(column, justify="left" if column == "kind" else "right")
     for edge in choice.route:
         base = "nothing" if edge.base is None else str(edge.base)
@@ -134,9 +154,9 @@ def _totals(choice: Choice, at: int | None, full: int) -> Table:
     rows = {"this route": choice.route, replay: choice.replay, "newest anchor, deltas": choice.anew}
     for name, route in rows.items():
         if route is None:
-            table.add_row(name, "not there")
+            table.add_row(name, "none")
         else:
             nbytes = route_bytes(route)
             times = f"{nbytes / max(route_bytes(choice.route), 1):.3g}×" if route is not choice.route else ""
-            table.add_row(name, size(nbytes), f"{len(route)} objects", ratio(full, nbytes), times)
+            table.add_row(name, size(nbytes), count(len(route), "object"), ratio(full, nbytes), times)
     return table

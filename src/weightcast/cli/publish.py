@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 import typer
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.keys import MAX_LABEL, check_label
 from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.init import warn_left_out
-from weightcast.cli.wording import ratio, size
+from weightcast.cli.wording import ratio, size, span
 from weightcast.follow.mirror_folder import default_mirror
 from weightcast.publish import from_checkpoint as folders
 from weightcast.publish.open import left_out
@@ -21,33 +22,50 @@ def publish(
         Path, typer.Argument(metavar="CHECKPOINT", help="The next version: a safetensors file or a checkpoint folder.")
     ],
     step: Annotated[int | None, typer.Option(min=0, help="The training step of these weights.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("-m", "--label", metavar="TEXT", help=f"One line for people, up to {MAX_LABEL} characters."),
+    ] = None,
     codec: Annotated[
         Literal["plain", "gap", "banded"],
         typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader)."),
     ] = "banded",
     mirror: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keeps the newest version here to compare with; in the cache by default."),
+        typer.Option(metavar="FOLDER", help="Where the newest version is kept to compare with; else in your cache."),
     ] = None,
     anchor: Annotated[
-        bool, typer.Option("--anchor", help="Upload it whole: mends a channel whose newest version is lost.")
+        bool, typer.Option("--anchor", help="Upload it whole, to repair a channel whose newest version is lost.")
     ] = False,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a checkpoint as the channel's next version.
 
-    One that is the newest version already is not published again.
+    If it has the bits of the newest version, nothing is published.
     """
+    began = time.monotonic()  # loading or compiling kernels counts: whoever waits for it waits for that, too
     with working(threads, as_json) as (workers, report):
-        began = time.monotonic()
+        check_label(label)
         chain = open_chain(url, report)
         head_of(chain)
         keeper = mirror or default_mirror(chain.channel.id)
+        is_new = not keeper.exists()
         published = folders.publish(
-            chain.store, checkpoint, keeper, step=step, codec=codec, anchor=anchor, workers=workers, report=report
+            chain.store,
+            checkpoint,
+            keeper,
+            step=step,
+            label=label,
+            codec=codec,
+            anchor=anchor,
+            workers=workers,
+            report=report,
         )
         _print(chain, published, time.monotonic() - began, as_json)
+        if mirror is None and is_new and keeper.exists() and not as_json:
+            full = size(chain.channel.table.nbytes)
+            say(f"made a mirror of {full} in {keeper}, to compare the next version with")
         if anchor and not as_json and (unsent := left_out(checkpoint)):
             warn_left_out(unsent)
 
@@ -62,6 +80,7 @@ def _print(chain: Chain, published: folders.Published, seconds: float, as_json: 
             "digest": manifest.position.digest,
             "new": published.new,
             "step": manifest.step,
+            "label": manifest.label,
             "changed": manifest.changed,
             "density": density,
             "bytes": nbytes,
@@ -70,7 +89,7 @@ def _print(chain: Chain, published: folders.Published, seconds: float, as_json: 
         }
         tell(values)
     elif published.new:
-        parts = f"{density:.3%} changed", size(nbytes), ratio(table.nbytes, nbytes), f"{seconds:.1f} s"
+        parts = f"{density:.3%} changed", size(nbytes), ratio(table.nbytes, nbytes), span(seconds)
         say(f"version {version}  {'  '.join(parts)}")
     else:
         say(f"version {version} has these weights already")

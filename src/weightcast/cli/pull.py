@@ -13,8 +13,10 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
 from weightcast.channel.policy import Newest, Pinned
 from weightcast.cli.command import Arrival, Command
-from weightcast.cli.console import Threads, Url, commit_of, fields_of, head_of, open_chain, say, tell, warn, working
+from weightcast.cli.console import Threads, Url, fields_of, head_of, open_chain, say, tell, warn, working
+from weightcast.cli.versions import NAMES, version_named
 from weightcast.cli.wording import size, span
+from weightcast.cli.words import is_ahead
 from weightcast.errors import (
     ChannelError,
     FormatError,
@@ -30,9 +32,10 @@ from weightcast.follow.mirror import Mirror
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.subscriber import Subscriber
 from weightcast.follow.update import Update
+from weightcast.store.backoff import CLOCK, Clock
 
 _FATAL = (UsageError, VersionError)
-"""What does not pass by itself, nor is mended elsewhere while a follower goes on with what it has."""
+"""Errors that neither time nor a repair of the channel removes."""
 
 SHORT = 13
 """Exit code: an older version than the newest was reached, since no intact route leads further."""
@@ -42,42 +45,46 @@ def pull(
     url: Url,
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="Made if it is not there; else a mirror, or a version's checkpoint."),
+        typer.Argument(metavar="FOLDER", help="A new folder, a mirror, or the checkpoint of a version."),
     ],
     version: Annotated[
-        int | None, typer.Option("--version", min=0, metavar="N", help="This version; else the newest.")
+        str | None,
+        typer.Option("--version", metavar="VERSION", help=f"{NAMES}; the newest by default."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until SIGINT or SIGTERM; a second leaves at once.")
+        bool, typer.Option("--follow", help="Continue until SIGINT or SIGTERM; a second one exits at once.")
     ] = False,
-    every: Annotated[float, typer.Option(min=0.01, metavar="SECONDS", help="How often --follow looks.")] = 1.0,
+    every: Annotated[
+        float, typer.Option(min=0.01, metavar="SECONDS", help="How often --follow asks for a new version.")
+    ] = 1.0,
     command: Annotated[
         str | None,
         typer.Option("--exec", metavar="CMD", help="Run this in the shell for each new version, until it succeeds."),
     ] = None,
     replica: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Report to the bucket as NAME; with --follow, else by host and folder."),
+        typer.Option(
+            metavar="NAME", help="Report to the bucket under this name; --follow makes one of host and folder."
+        ),
     ] = None,
     threads: Threads = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of text; one a line with --follow.")
     ] = False,
 ) -> None:
-    """Bring FOLDER to a version of the channel, once or for ever.
+    """Bring FOLDER to a version of the channel, once or continuously.
 
-    Only what it lacks is fetched. CMD is told by WEIGHTCAST_VERSION, _STEP, _FOLDER and _DIGEST. The files do not
-    change while it runs; a version for which it failed, or was killed, is tried again.
+    Only what it lacks is fetched. CMD gets WEIGHTCAST_VERSION, _STEP, _FOLDER and _DIGEST. The files do not change
+    while it runs; if it fails or is killed, it runs again for that version.
     """
     with working(threads, as_json) as (workers, report):
         if follow and version is not None:
-            raise UsageError("--follow goes to the newest version, --version to one and no further")
+            raise UsageError("--follow goes to the newest version and --version to one: choose")
         chain = open_chain(url)
-        if version is not None:
-            commit_of(chain, version)
-        elif not follow:
+        number = version_named(chain, version) if version is not None else None
+        if number is None and not follow:
             head_of(chain)
-        policy = Newest() if version is None else Pinned(version)
+        policy = Newest() if number is None else Pinned(number)
         name = replica or (default_replica(folder) if follow else None)
         with closing(
             Subscriber(chain.store, folder, policy, replica=name, threads=workers.threads, report=report)
@@ -86,20 +93,21 @@ def pull(
             if not follow:
                 raise typer.Exit(_pull(subscriber, folder, run, as_json))
             with suppress(KeyboardInterrupt):
-                _follow(subscriber, folder, every, run, as_json)
+                _begin(subscriber, folder, name, as_json)
+                follow_channel(subscriber, folder, every, run, as_json)
             if run is not None:  # a signal may have come after the command and before its report
                 _report(subscriber, run)
         _leave(subscriber.chain, folder, as_json)
 
 
 def _arrival(chain: Chain, position: Position, nbytes: int = 0, seconds: float = 0.0) -> Arrival:
-    """What is said of a version that was taken; its commit is only for people, and not waited for."""
+    """What is printed about a version. A commit that cannot be read only leaves gaps there."""
     now = time.time()
     try:
         commit = chain.manifest(position.version)
     except (StoreError, FormatError, ChannelError):
         return Arrival(position, None, nbytes, seconds, None)
-    return Arrival(position, commit.step, nbytes, seconds, max(0.0, now - commit.time))
+    return Arrival(position, commit.step, nbytes, seconds, now - commit.time)
 
 
 # -- once --------------------------------------------------------------------------------------------------------------
@@ -108,7 +116,7 @@ def _arrival(chain: Chain, position: Position, nbytes: int = 0, seconds: float =
 def _pull(subscriber: Subscriber, folder: Path, command: Command | None, as_json: bool) -> int:
     """Pull, fold, and run the command if it has not succeeded for this version; its exit code, or 0, or `SHORT`."""
     began = time.monotonic()
-    update, reason = _sync(subscriber)
+    update, reason = sync_as_far_as_possible(subscriber)
     _fold(subscriber, folder)
     position = subscriber.position
     assert position is not None
@@ -125,7 +133,7 @@ def _pull(subscriber: Subscriber, folder: Path, command: Command | None, as_json
     return _run_once(subscriber, command, arrival) or (SHORT if reason is not None else 0)
 
 
-def _sync(subscriber: Subscriber) -> tuple[Update | None, WeightcastError | None]:
+def sync_as_far_as_possible(subscriber: Subscriber) -> tuple[Update | None, WeightcastError | None]:
     """The update, and why the folder is not at the newest version, if so."""
     try:
         update = subscriber.sync()
@@ -145,30 +153,77 @@ def _run_once(subscriber: Subscriber, command: Command | None, arrival: Arrival)
     return code
 
 
-# -- for ever ----------------------------------------------------------------------------------------------------------
+# -- continuously ------------------------------------------------------------------------------------------------------
 
 
-def _follow(subscriber: Subscriber, folder: Path, every: float, command: Command | None, as_json: bool) -> None:
-    told: set[str] = set()
+def _begin(subscriber: Subscriber, folder: Path, replica: str | None, as_json: bool) -> None:
+    url, at = subscriber.chain.store.url, subscriber.position
+    if as_json:
+        values = {"channel": url, "folder": str(folder), "replica": replica, "version": at.version if at else None}
+        tell({"event": "begin", "time": round(time.time(), 3), **values})
+    else:
+        held = f"at version {at.version}" if at else "which has no version yet"
+        say(f"{time.strftime('%H:%M:%S')}  following {url} into {folder}, {held}, as {replica}")
 
-    def trouble(error: WeightcastError) -> None:
-        """One line for an outage, however often it is tried again meanwhile."""
+
+class Outage:
+    """Warns once about each error of an outage, however often it is tried again, and says when it is over."""
+
+    def __init__(self, as_json: bool, clock: Clock = CLOCK):
+        self._as_json, self._clock = as_json, clock
+        self._warned: set[str] = set()
+        self._began: float | None = None
+        self._failed = False
+
+    def warn(self, error: WeightcastError) -> None:
+        """Print an error once; raise one that does not pass."""
         if isinstance(error, _FATAL):
             raise error
-        if str(error) not in told:
-            tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
-        told.add(str(error))
+        if str(error) not in self._warned:
+            tell({"event": "warning", **fields_of(error)}) if self._as_json else warn(str(error))
+        self._warned.add(str(error))
 
-    for update in subscriber.rounds(every, trouble):
+    def failed(self, error: WeightcastError) -> None:
+        """A round failed."""
+        self.warn(error)
+        self._failed = True
+        if self._began is None:
+            self._began = self._clock.now()
+
+    def round_ended(self) -> None:
+        """Call it after every round: the first one that did not fail ends the outage."""
+        if self._began is not None and not self._failed:
+            lasted = self._clock.now() - self._began
+            if self._as_json:
+                tell({"event": "recovered", "seconds": round(lasted, 3)})
+            else:
+                say(f"{time.strftime('%H:%M:%S')}  back to normal after {span(lasted)}")
+            self._began = None
+            self._warned.clear()
+        self._failed = False
+
+
+def follow_channel(
+    subscriber: Subscriber,
+    folder: Path,
+    every: float,
+    command: Command | None,
+    as_json: bool,
+    clock: Clock = CLOCK,
+) -> None:
+    """Print each version as it comes, and run the command for it, until the subscriber is stopped."""
+    outage, command_trouble = Outage(as_json, clock), Outage(as_json, clock)
+    for update in subscriber.rounds(every, outage.failed):
+        outage.round_ended()
         if update is not None:
-            told.clear()
+            command_trouble = Outage(as_json, clock)
             arrival = _arrival(subscriber.chain, update.position, update.nbytes, update.total_seconds)
             if as_json:
                 tell({"event": "version", "time": round(time.time(), 3), **_fields(arrival)})
             else:
                 say(f"{time.strftime('%H:%M:%S')}  {_line(arrival, 'lag')}")
         if command is not None:
-            _run_if_due(subscriber, folder, command, trouble)
+            _run_if_due(subscriber, folder, command, command_trouble.warn)
 
 
 def _run_if_due(subscriber: Subscriber, folder: Path, command: Command, on_error: OnError) -> None:
@@ -191,27 +246,28 @@ def _report(subscriber: Subscriber, command: Command) -> None:
 
 
 def _fold(subscriber: Subscriber, folder: Path) -> None:
-    """Bring the files up to date; whoever waits is told for whom."""
+    """Bring the files up to date; say so if others must finish reading them first."""
     if not subscriber.fold(wait=False):
-        warn(f"waiting for those who read {folder}")
+        warn(f"waiting for other processes that read {folder}")
         subscriber.fold()
 
 
 def _leave(chain: Chain, folder: Path, as_json: bool) -> None:
-    """Say where the mirror is. A signal may have come at any moment: what is on disk counts, as after a kill."""
+    """Print the mirror's version. A signal may have come at any moment: what is on disk counts, as after a kill."""
     version = None
     if MirrorFolder(folder).position.exists():
         with closing(Mirror(folder, chain.channel.id, chain.channel.table, url=chain.store.url)) as mirror:
             if not mirror.fold(wait=False):
-                warn(f"the files are at version {mirror.folded and mirror.folded.version}: somebody reads them")
+                at = mirror.folded.version if mirror.folded else None
+                warn(f"the files stay at version {at}: another process reads them")
             version = mirror.version
     if as_json:
         tell({"event": "end", "version": version})
     else:
-        say(f"stopped at version {version}" if version is not None else "stopped; no version has come")
+        say(f"stopped at version {version}" if version is not None else "stopped before any version came")
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------
+# -- what is printed ---------------------------------------------------------------------------------------------------
 
 
 def _fields(arrival: Arrival) -> dict[str, Any]:
@@ -227,6 +283,8 @@ def _fields(arrival: Arrival) -> dict[str, Any]:
 
 def _line(arrival: Arrival, since: str) -> str:
     step = f"step {arrival.step}" if arrival.step is not None else ""
-    lag = f"{since} {span(arrival.lag)}" if arrival.lag is not None else ""
+    lag = "" if arrival.lag is None else f"{since} {span(arrival.lag)}"
+    if arrival.lag is not None and is_ahead(arrival.lag):
+        lag = f"from the future by {span(-arrival.lag)}: check the clocks"
     version, nbytes = f"version {arrival.position.version}", size(arrival.nbytes)
     return f"{version:<13}  {step:<10}  {nbytes:>7}  {arrival.seconds:6.2f} s  {lag}".rstrip()

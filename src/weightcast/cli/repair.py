@@ -12,4 +12,4 @@ def repair(url: Url, as_json: AsJson = False) -> None:
         if as_json:
             tell({"channel": store.url, "restored_from": source})
         else:
-            say(f"channel.json restored from {source}" if source else "channel.json is whole: nothing to repair")
+            say(f"channel.json restored from {source}" if source else "nothing to repair: channel.json is intact")

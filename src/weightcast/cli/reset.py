@@ -6,8 +6,11 @@ from typing import Annotated
 import typer
 
 from weightcast.channel.chain import Chain
-from weightcast.cli.console import AsJson, Url, facts, open_bucket, warn, working
+from weightcast.channel.heartbeats import heartbeats
+from weightcast.cli.cache import cache_folder
+from weightcast.cli.console import AsJson, Url, open_bucket, say, tell, warn, working
 from weightcast.cli.wording import one_line
+from weightcast.cli.words import count
 from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.store.base import Store
 from weightcast.upkeep import collect
@@ -15,17 +18,36 @@ from weightcast.upkeep import collect
 
 def reset(
     url: Url,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a channel with all its versions, so that another can begin in its place."""
+    """Delete a channel with all its versions, so that another can begin in its place.
+
+    Mirrors and replicas keep what they hold; they are named.
+    """
     with working(1, as_json, kernels=False):
         store = open_bucket(url)
         chain = _channel(store)
         if not yes:
             _ask(f"Delete the channel at {one_line(store.url)} with {_last(chain)}?")
         identity = chain.channel.id if chain else None
-        facts({"channel": store.url, "id": identity, "deleted": collect.reset(store)}, as_json)
+        replicas = [beat.replica for beat, _ in heartbeats(chain)] if chain else []
+        deleted, left = collect.reset(store), _mirror_left(identity)
+        if as_json:
+            values = {"channel": store.url, "id": identity, "deleted": deleted}
+            tell(values | {"mirror_left": left, "replicas_left": replicas})
+            return
+        say(f"{count(deleted, 'object')} deleted from {store.url}")
+        if left is not None:
+            say(f"a mirror of it is left in {left}: `weightcast cache prune` deletes it")
+        if replicas:
+            say(f"{count(len(replicas), 'replica')} reported and may hold its weights: {', '.join(replicas)}")
+
+
+def _mirror_left(channel: str | None) -> str | None:
+    """The mirror of a channel in this user's cache, if there is one."""
+    folder = cache_folder() / channel if channel else None
+    return str(folder) if folder is not None and folder.is_dir() else None
 
 
 def _channel(store: Store) -> Chain | None:
@@ -46,9 +68,9 @@ def _last(chain: Chain | None) -> str:
 
 
 def _ask(question: str) -> None:
-    """Go on only after a yes."""
+    """Continue only after a yes."""
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to ask", hint="Say --yes to delete the channel.")
+        raise UsageError("reset asks first, and there is no terminal to ask on", hint="Say --yes to delete it.")
     if not typer.confirm(question, err=True):
         warn("nothing was deleted")
         raise typer.Exit(1)

@@ -1,17 +1,21 @@
 """`weightcast show URL VERSION`"""
 
+import time
 from typing import Annotated, Any
 
 import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.records import Manifest, ObjectRef
-from weightcast.cli.console import AsJson, Url, commit_of, facts, open_chain, say, tell, working
-from weightcast.cli.heat import block, drawn, heat_of, legend, listed
+from weightcast.channel.tags import tags_by_version
+from weightcast.cli.console import AsJson, Url, open_chain, say, tell, working
+from weightcast.cli.heat import drawn, heat_of, legend, listed
 from weightcast.cli.inspect import describe
-from weightcast.cli.pin import Version
-from weightcast.cli.text import Table, Text
+from weightcast.cli.tensors import All, list_tensors
+from weightcast.cli.text import Text
+from weightcast.cli.versions import Version, commit_named
 from weightcast.cli.wording import moment, one_line, size
+from weightcast.cli.words import ago, report
 from weightcast.errors import FormatError
 from weightcast.format.patchfile import PatchReader
 from weightcast.store.base import Store
@@ -39,37 +43,47 @@ class StoreSource:
 def show(
     url: Url,
     version: Version,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every changed tensor.")] = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List the most changed tensors instead of drawing layers.")
+    ] = False,
+    everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a version changed, by layer and kind of tensor.
 
-    Only the tables of its patch are read, which are a few kB of it.
+    Only a few kB of its patch are read.
     """
     with working(1, as_json, kernels=False):
         chain = open_chain(url)
-        manifest = commit_of(chain, version)
+        manifest = commit_named(chain, version)
+        names = tags_by_version(chain).get(manifest.position.version, ())
         if manifest.base is None:
-            _show_anchor(chain, manifest, as_json)
+            _show_anchor(chain, manifest, names, as_json)
             return
         summary, rows = describe(PatchReader(StoreSource(chain.store, manifest.object)))
         if as_json:
-            tell(_commit(manifest) | summary | {"tensors": rows})
+            tell(_commit(manifest, names) | summary | {"tensors": rows})
             return
-        facts(_commit(manifest) | {"time": moment(manifest.time)} | summary, as_json=False)
+        report(_commit(manifest, names) | {"time": _when(manifest)} | summary, as_json=False)
         say("")
-        if tensors:
-            say(_list(rows))
+        if tensors or everything:
+            list_tensors(rows, everything)
         else:
             _draw(chain, rows)
 
 
-def _commit(manifest: Manifest) -> dict[str, Any]:
+def _when(manifest: Manifest) -> str:
+    return f"{moment(manifest.time)}, {ago(time.time() - manifest.time)}"
+
+
+def _commit(manifest: Manifest, names: tuple[str, ...]) -> dict[str, Any]:
     return {
         "version": manifest.position.version,
         "step": manifest.step,
         "time": manifest.time,
         "writer": manifest.writer,
+        "label": manifest.label,
+        "tags": list(names),
     }
 
 
@@ -86,25 +100,19 @@ def _draw(chain: Chain, rows: list[dict[str, Any]]) -> None:
     say(legend())
 
 
-def _list(rows: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for column in ("% changed", "changed", "bytes"):
-        table.add_column(column, justify="right")
-    table.add_column("tensor")
-    for row in rows:
-        table.add_row(block(row["density"]), f"{row['changed']:,}", f"{row['bytes']:,}", row["name"])
-    return table
-
-
-def _show_anchor(chain: Chain, manifest: Manifest, as_json: bool) -> None:
+def _show_anchor(chain: Chain, manifest: Manifest, names: tuple[str, ...], as_json: bool) -> None:
     """A version that is a whole checkpoint: its files, or where they are."""
     anchor = chain.anchor(manifest.object.key)
     files = {ref.key.rpartition("/")[2]: ref.size for ref in anchor.files}
     reference = f"{anchor.reference.repository}@{anchor.reference.revision}" if anchor.reference else None
-    values = _commit(manifest) | {"result": anchor.position.digest, "reference": reference, "bytes": anchor.nbytes}
+    values = _commit(manifest, names) | {
+        "result": anchor.position.digest,
+        "reference": reference,
+        "bytes": anchor.nbytes,
+    }
     if as_json:
         tell(values | {"files": files})
         return
-    facts(values | {"time": moment(manifest.time)}, as_json=False)
+    report(values | {"time": _when(manifest)}, as_json=False)
     for name, nbytes in files.items():
         say(Text.assemble((f"{size(nbytes):>8}", "dim"), "  ", one_line(name)))

@@ -11,9 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from weightcast.channel.chain import Chain
-from weightcast.cli.console import AsJson, Threads, Url, head_of, open_chain, say, tell, working, writing_to
+from weightcast.cli.console import (
+    AsJson,
+    Threads,
+    Url,
+    fields_of,
+    head_of,
+    open_chain,
+    say,
+    tell,
+    warn,
+    working,
+    writing_to,
+)
+from weightcast.cli.pull import SHORT, sync_as_far_as_possible
 from weightcast.cli.wording import size
 from weightcast.disk.durable import Report
+from weightcast.errors import WeightcastError
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.workers import Workers
 from weightcast.publish.from_checkpoint import cut_anchor
@@ -24,13 +38,18 @@ def squash(
     url: Url,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the weights here between runs; else they are fetched anew each time."),
+        typer.Option(metavar="DIR", help="Keep the weights here between runs instead of fetching them each time."),
     ] = None,
-    anchor: Annotated[bool, typer.Option("--anchor", help="Upload the newest version whole, too.")] = False,
+    anchor: Annotated[
+        bool, typer.Option("--anchor", help="Also upload the newest version whole, for new replicas to begin with.")
+    ] = False,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge runs of versions into one patch each, so that replicas far behind have less to fetch."""
+    """Merge runs of versions into one patch each, so that replicas that lag far have less to fetch.
+
+    If the newest version cannot be reached, --anchor uploads the newest one that can, and the exit code is 13.
+    """
     with working(threads, as_json) as (workers, report):
         chain = open_chain(url, report)
         head_of(chain)
@@ -40,14 +59,18 @@ def squash(
                 cut.append({"base": edge.base, "result": edge.result, "bytes": edge.nbytes})
                 if not as_json:
                     say(f"{edge.base} → {edge.result}  {size(edge.nbytes)}")
-            anchored = _cut_anchor(chain, scratch, workers, report) if anchor else None
+            anchored, reason = _cut_anchor(chain, scratch, workers, report) if anchor else (None, None)
         if as_json:
-            tell({"squashes": cut, "anchor": anchored})
-            return
-        if not cut:
-            say("no squash is due")
-        if anchored is not None:
-            say(f"⚓ version {anchored}")
+            tell({"squashes": cut, "anchor": anchored, "short": None if reason is None else fields_of(reason)})
+        else:
+            if not cut:
+                say("no squash is due")
+            if anchored is not None:
+                say(f"⚓ version {anchored}")
+            if reason is not None:
+                warn(f"the anchor is version {anchored}, not the newest: {reason}")
+        if reason is not None:
+            raise typer.Exit(SHORT)
 
 
 @contextmanager
@@ -62,11 +85,11 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
             yield Path(made)
 
 
-def _cut_anchor(chain: Chain, scratch: Path, workers: Workers, report: Report) -> int:
-    """An anchor at the head, if there is none yet; the head's version."""
+def _cut_anchor(chain: Chain, scratch: Path, workers: Workers, report: Report) -> tuple[int, WeightcastError | None]:
+    """Cut an anchor at the head, if there is none yet; its version, and why that is not the head's, if so."""
     head = head_of(chain).position.version
     if any(edge.result == head for edge in chain.anchor_edges()):
-        return head
+        return head, None
     with Subscriber(chain.store, scratch / "head", threads=workers.threads, report=report) as subscriber:
-        subscriber.sync()
-        return cut_anchor(chain, subscriber.mirror, report).version
+        _, reason = sync_as_far_as_possible(subscriber)
+        return cut_anchor(chain, subscriber.mirror, report).version, reason

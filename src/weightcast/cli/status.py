@@ -9,30 +9,44 @@ from typing import TYPE_CHECKING, Any
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
-from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES
+from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES, TAGS
 from weightcast.channel.lease import lease
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Heartbeat, Lease, Manifest
-from weightcast.cli.console import AsJson, Url, facts, head_of, open_chain, say, tell, working
+from weightcast.channel.tags import tags
+from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.text import Table, Text
-from weightcast.cli.wording import one_line, size, span
+from weightcast.cli.wording import one_line, size
+from weightcast.cli.words import ago, count, natural, report
 from weightcast.store.base import Listed, debris
 
 if TYPE_CHECKING:
     from weightcast.follow.mirror_reader import MirrorStatus
 
-_KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, DOOMED)
+_KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, TAGS, DOOMED)
+_ONE = {
+    "anchors": "anchor file",
+    "deltas": "delta",
+    "squashes": "squash",
+    "manifests": "manifest",
+    "replicas": "heartbeat",
+    "pins": "pin",
+    "tags": "tag",
+    "doomed": "deletion list",
+    "unfinished": "unfinished upload",
+}
+"""What an object of each kind is called."""
 
 
 def status(url: Url, as_json: AsJson = False) -> None:
-    """Where a channel stands, who writes it, what it weighs, and how far each replica is.
+    """Show a channel's newest version, writer, size and replicas.
 
-    Of a mirror's folder: which version its files are, which its log leads to, and for which its command ran.
+    For a mirror's folder: which version its files are, which its log leads to, and for which its command ran.
     """
     with working(1, as_json, kernels=False):
         mirror = _read_mirror(Path(url)) if "://" not in url else None
         if mirror is not None:
-            facts(_mirror(Path(url), mirror), as_json)
+            report(_mirror(Path(url), mirror), as_json)
             return
         chain = open_chain(url)
         head = head_of(chain)
@@ -77,12 +91,14 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
             "version": head.position.version,
             "digest": head.position.digest,
             "step": head.step,
+            "label": head.label,
             "age": round(now - head.time, 3),
         },
         "writer": _writer(lease(chain), now),
         "anchors": anchors,
         "references": references,
         "pins": sorted(pins(chain)),
+        "tags": {tag.name: tag.position.version for tag in tags(chain)[0]},
         "stored": {kind.rstrip("/"): _weigh(chain.store.list(kind)) for kind in _KINDS}
         | {"unfinished": _weigh(debris(chain.store))},
         "replicas": [_replica(beat, heard, head, now) for beat, heard in heartbeats(chain)],
@@ -115,16 +131,19 @@ def _replica(beat: Heartbeat, heard: float, head: Manifest, now: float) -> dict[
 def _print(found: dict[str, Any]) -> None:
     head, writer, stored = found["head"], found["writer"], found["stored"]
     step = f", step {head['step']}" if head["step"] is not None else ""
+    label = f", {head['label']}" if head["label"] else ""
     begins = [str(version) for version in found["anchors"]]
     begins += [f"{version} (elsewhere: {name})" for version, name in found["references"].items()]
+    names = sorted(found["tags"], key=natural)
     rows = {
-        "channel": f"{found['channel']}, {found['tensors']:,} tensors, {size(found['model_bytes'])}",
-        "head": f"version {head['version']}{step}, {span(head['age'])} ago",
-        "writer": f"{writer['name']}, began {span(writer['age'])} ago" if writer else "nobody yet",
+        "channel": f"{found['channel']}, {count(found['tensors'], 'tensor')}, {size(found['model_bytes'])}",
+        "head": f"version {head['version']}{step}{label}, {ago(head['age'])}",
+        "writer": f"{writer['name']}, began {ago(writer['age'])}" if writer else "none yet",
         "anchors": ", ".join(begins) or "none",
         "pins": ", ".join(map(str, found["pins"])) or "none",
+        "tags": ", ".join(f"{name} (version {found['tags'][name]})" for name in names) or "none",
         "stored": ", ".join(
-            f"{kind} {size(weight['bytes'])} ({weight['objects']:,})"
+            f"{size(weight['bytes'])} in {count(weight['objects'], _ONE[kind])}"
             for kind, weight in stored.items()
             if weight["objects"]
         ),
@@ -139,12 +158,12 @@ def _print(found: dict[str, Any]) -> None:
 def _replicas(replicas: list[dict[str, Any]]) -> Table:
     table = Table()
     table.add_column("replica")
-    for column in ("version", "behind", "command", "paused", "heard"):
+    for column in ("version", "lag", "command", "paused", "heard"):
         table.add_column(column, justify="right")
     table.add_column("error")
     for row in replicas:
         paused = "" if row["pause"] is None else f"{1000 * row['pause']:.0f} ms"
         ran = "" if row["ran"] is None else f"at {row['ran']}"
-        numbers = str(row["version"]), str(row["lag"]), ran, paused, f"{span(row['age'])} ago"
+        numbers = str(row["version"]), str(row["lag"]), ran, paused, ago(row["age"])
         table.add_row(Text(row["name"]), *numbers, Text(one_line(row["error"] or ""), "red"))
     return table

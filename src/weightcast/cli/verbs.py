@@ -24,6 +24,7 @@ PANELS: dict[str, dict[str, Verb]] = {
         "pull": Verb("pull", "Bring a folder to a version, once or continuously."),
         "log": Verb("log", "List versions, newest first."),
         "show": Verb("show", "Show what a version changed, by layer."),
+        "compare": Verb("compare", "Show which tensors differ between two versions."),
         "status": Verb("status", "Show a channel's head, writer, size and replicas."),
         "plan": Verb("plan", "Show the cheapest route to a version."),
         "verify": Verb("verify", "Check a channel, a folder or a running engine."),
@@ -34,6 +35,7 @@ PANELS: dict[str, dict[str, Verb]] = {
     "Channels: upkeep": {
         "squash": Verb("squash", "Merge runs of versions into one patch each."),
         "gc": Verb("gc", "Delete what no replica needs any more."),
+        "tag": Verb("tag", "Name a version, or list the names."),
         "pin": Verb("pin", "Keep a version: gc leaves all that leads to it."),
         "unpin": Verb("pin", "Let gc collect a version again."),
         "forget": Verb("forget", "Delete the heartbeat of a replica that is gone."),
@@ -47,6 +49,7 @@ PANELS: dict[str, dict[str, Verb]] = {
         "digest": Verb("digest", "Print the digest of weights."),
     },
     "This machine": {
+        "cache": Verb("cache", "List or delete the mirrors in your cache."),
         "warm-up": Verb("warm_up", "Compile the kernels now instead of on first use."),
     },
 }

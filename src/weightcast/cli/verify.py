@@ -18,7 +18,6 @@ from weightcast.cli.console import (
     AsJson,
     Threads,
     code_of,
-    facts,
     fail,
     fields_of,
     head_of,
@@ -30,6 +29,8 @@ from weightcast.cli.console import (
 )
 from weightcast.cli.text import Text
 from weightcast.cli.wording import one_line
+from weightcast.cli.words import count, natural
+from weightcast.cli.words import report as print_report
 from weightcast.disk.durable import Report
 from weightcast.disk.staged import fingerprint_of
 from weightcast.engine.client import HttpEngine
@@ -46,11 +47,11 @@ _MOST_NAMES = 20
 def verify(
     places: Annotated[
         list[str],
-        typer.Argument(metavar="[FOLDER] URL", help="The channel, behind the folder to check if there is one."),
+        typer.Argument(metavar="[FOLDER] URL", help="The channel; before it, the folder to check if there is one."),
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Fetch and decode every object, and check its digests.")] = False,
     scratch: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where --deep may put a copy of the weights for a while.")
+        Path | None, typer.Option(metavar="DIR", help="Where --deep may keep a copy of the weights for a while.")
     ] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="URL", help="Check the live parameters of the engine at http://host:port.")
@@ -58,14 +59,14 @@ def verify(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a channel is whole, or that a folder or a running engine holds the bits of one of its versions.
+    """Check that a channel is intact, or that a folder or a running engine holds the bits of one of its versions.
 
-    Digests tell mistakes and corruption; they are no proof against somebody who may write to the bucket.
+    Digests detect mistakes and corruption, not somebody who may write to the bucket.
     """
     with working(threads, as_json, kernels=deep or len(places) == 2) as (workers, report):
         if engine is not None:
             if len(places) != 1 or deep or scratch:
-                raise UsageError("--engine takes a channel, and nothing else")
+                raise UsageError("--engine takes a channel and nothing else")
             good = _verify_engine(engine, open_chain(places[0]), as_json)
         elif len(places) == 1:
             good = _verify_channel(places[0], deep, scratch, workers, report, as_json)
@@ -79,14 +80,14 @@ def verify(
 
 
 def _open(url: str) -> Chain:
-    """The channel; who meant a folder of weights is told how to say so."""
+    """The channel; the error for a folder of weights says how to check one."""
     try:
         return open_chain(url)
     except ChannelError:
         if not Path(url).is_dir():
             raise
-        hint = "Name the channel that its weights are from, too: `weightcast verify FOLDER URL`."
-        raise UsageError("this folder is no channel", file=url, hint=hint) from None
+        hint = "To check its weights, name the channel too: `weightcast verify FOLDER URL`."
+        raise UsageError("this folder is not a channel", file=url, hint=hint) from None
 
 
 def _folder_and_url(places: list[str]) -> tuple[Path, str]:
@@ -94,7 +95,7 @@ def _folder_and_url(places: list[str]) -> tuple[Path, str]:
         raise UsageError("verify takes a channel, or a folder and a channel")
     folder = Path(places[0])
     if "://" in places[0] or (folder / CHANNEL).exists():
-        raise UsageError("the folder comes first, the channel behind it", file=places[0])
+        raise UsageError("the folder comes first, then the channel", file=places[0])
     return folder, places[1]
 
 
@@ -190,11 +191,11 @@ def _print(result: _Result) -> None:
     for note in result.notes:
         say(f"note: {note}")
     if result.findings:
-        say(f"{len(result.findings):,} findings")
+        say(count(len(result.findings), "finding"))
     elif result.proven is not None:
-        say(f"whole up to version {result.head}: {result.proven:,} objects decoded, and their digests agree")
+        say(f"intact up to version {result.head}: {count(result.proven, 'object')} decoded, and all digests agree")
     else:
-        say(f"whole up to version {result.head}: records and sizes agree; --deep reads the bits too")
+        say(f"intact up to version {result.head}: records and sizes agree; --deep reads the bits, too")
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------
@@ -219,10 +220,10 @@ def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report,
     if as_json:
         tell(values | {"differing": damaged})
     else:
-        facts(values, as_json=False)
+        print_report(values, as_json=False)
         _print_verdict(version, claim, damaged)
         if files_at is not None and log_at is not None:
-            say(f"a tool that loads the files gets version {files_at.version}: `weightcast pull` folds the log in")
+            say(f"tools that load the files get version {files_at.version}: `weightcast pull` folds the log in")
     return version is not None and not damaged
 
 
@@ -234,12 +235,13 @@ def _differing(fingerprint: Fingerprint, remembered: Fingerprint) -> list[str]:
 
 def _print_verdict(version: int | None, claim: Position | None, damaged: list[str]) -> None:
     if claim is not None and damaged:
-        say(Text(f"{len(damaged):,} tensors differ from version {claim.version}:", "red"))
-        for name in damaged[:_MOST_NAMES]:
+        differ = "tensor differs" if len(damaged) == 1 else "tensors differ"
+        say(Text(f"{len(damaged):,} {differ} from version {claim.version}:", "red"))
+        for name in sorted(damaged, key=natural)[:_MOST_NAMES]:
             say(f"  {one_line(name)}")
         if len(damaged) > _MOST_NAMES:
-            say(f"  and {len(damaged) - _MOST_NAMES:,} more")
-        say("`weightcast pull` mends it")
+            say(f"  and {len(damaged) - _MOST_NAMES:,} more; --json lists all")
+        say("`weightcast pull` repairs it")
     elif version is None:
         say(Text("no version of this channel has these bits", "red"))
     else:
@@ -260,7 +262,7 @@ def _verify_engine(url: str, chain: Chain, as_json: bool) -> bool:
     if as_json:
         tell(values | proof.as_json())
         return proof.holds
-    facts(values, as_json=False)
+    print_report(values, as_json=False)
     for name, problem in [*proof.wrong.items()][:_MOST_NAMES]:
         say(Text.assemble((one_line(name), "red"), f"  {one_line(problem)}"))
     for name, reason in [*proof.unproven.items()][:_MOST_NAMES]:

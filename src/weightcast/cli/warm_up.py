@@ -1,8 +1,14 @@
 """`weightcast warm-up`"""
 
-from weightcast.cli.console import prepare_kernels
+import time
+
+from weightcast.cli.console import AsJson, say, tell, working
+from weightcast.cli.wording import span
 
 
-def warm_up() -> None:
+def warm_up(as_json: AsJson = False) -> None:
     """Compile the kernels now, so that no later command waits for it."""
-    prepare_kernels()
+    began = time.monotonic()
+    with working(1, as_json):
+        seconds = time.monotonic() - began
+        tell({"seconds": round(seconds, 3)}) if as_json else say(f"kernels are ready, after {span(seconds)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.index import write_index
-from weightcast.channel.keys import Position, check_name, check_step
+from weightcast.channel.keys import Position, check_label, check_name, check_step
 from weightcast.channel.records import Manifest
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
@@ -59,6 +59,7 @@ def publish(
     mirror: Path | str,
     *,
     step: int | None = None,
+    label: str | None = None,
     codec: str = "banded",
     anchor: bool = False,
     writer: str | None = None,
@@ -72,12 +73,13 @@ def publish(
     """
     check_codec(codec)
     check_step(step)
+    check_label(label)
     writer = check_name(writer, "writer") if writer else new_writer()
     store = open_store(channel)
     with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
         chain = open_for_writing(store, new.table)
         if anchor:
-            return _publish_anchor(chain, new, step, writer, workers, report)
+            return _publish_anchor(chain, new, step, label, writer, workers, report)
         with (
             disk_errors(Path(mirror)),
             Subscriber(chain.store, mirror, threads=workers.threads, report=report, fold=False) as subscriber,
@@ -85,13 +87,13 @@ def publish(
             keeper = subscriber.mirror
             while True:
                 head = _catch_up(subscriber)
-                manifest = _publish(chain, keeper, head, new, step, codec, writer, workers, report)
+                manifest = _publish(chain, keeper, head, new, step, label, codec, writer, workers, report)
                 if manifest is not None:
                     return Published(manifest, new=manifest.position != head)
 
 
 def _publish_anchor(
-    chain: Chain, new: Checkpoint, step: int | None, writer: str, workers: Workers, report: Report
+    chain: Chain, new: Checkpoint, step: int | None, label: str | None, writer: str, workers: Workers, report: Report
 ) -> Published:
     """Commit the whole checkpoint; the head's own weights are not needed."""
     head = chain.head()
@@ -100,7 +102,7 @@ def _publish_anchor(
     files = files_of(new)
     position = Position(head.position.version + 1, fingerprint_of(new, workers, report).digest)
     ref = chain.put_anchor(position, files, report, new.refuse_changed)
-    manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer)
+    manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer, label)
     announce(chain, writer)
     new.refuse_changed()
     chain.commit(manifest)
@@ -123,6 +125,7 @@ def _publish(
     head: Position,
     new: Checkpoint,
     step: int | None,
+    label: str | None,
     codec: str,
     writer: str,
     workers: Workers,
@@ -146,7 +149,7 @@ def _publish(
             staged = Path(folder) / "staged"
             reached = stage(PatchReader(source), old, fingerprint, staged, workers, report)
         ref = chain.put_delta(position, made)
-        manifest = chain.draft(position, head, ref, codec, written.changed, step, writer)
+        manifest = chain.draft(position, head, ref, codec, written.changed, step, writer, label)
         announce(chain, writer)
         new.refuse_changed()
         chain.commit(manifest)

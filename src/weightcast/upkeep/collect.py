@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -41,6 +41,7 @@ from weightcast.channel.keys import (
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Manifest
 from weightcast.channel.retention import Garbage, Inventory, Kept, Retention, collectable
+from weightcast.channel.tags import tags
 from weightcast.errors import AccessError, ChannelError, FormatError, MissingError, UnsupportedError
 from weightcast.format.json import parse_json
 from weightcast.store.base import Listed, Store, debris, delete_all, discard_debris
@@ -60,10 +61,16 @@ class Collected:
     """Objects that follow in a run a grace period later."""
     nbytes: int
     """Freed now."""
+    doomed_nbytes: int = 0
+    """Freed in that later run."""
+    kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Every version that stays, with the reasons."""
     debris: tuple[str, ...] = ()
     """Uploads that were interrupted, and left bytes that are no objects."""
     ignored_pins: tuple[int, ...] = ()
     """Pins of versions that are not there: they hold nothing."""
+    ignored_tags: tuple[str, ...] = ()
+    """Tags of versions that are not there."""
     damage: tuple[str, ...] = ()
     """Why no version and no object of one goes: what cannot be reached, and what is missing for it."""
 
@@ -95,6 +102,11 @@ def take_stock(chain: Chain, now: float) -> Stock:
         stock.orphan({listed.key: listed.size}, now - listed.modified)
     stock.replicas = tuple((beat.position.version, now - when) for beat, when in heartbeats(chain))
     stock.pins = frozenset(pins(chain))
+    good, bad = tags(chain)
+    for tag in good:
+        stock.tags[tag.position.version] = (*stock.tags.get(tag.position.version, ()), tag.name)
+    stock.bad_tags = [f"{key} cannot be read: {error.problem}" for key, error in bad]
+    stock.now = now
     return stock
 
 
@@ -135,6 +147,10 @@ class Stock:
     orphans: list[tuple[str, float]] = field(default_factory=list)
     replicas: tuple[tuple[int, float], ...] = ()
     pins: frozenset[int] = frozenset()
+    tags: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    bad_tags: list[str] = field(default_factory=list)
+    """Tags that cannot be read: nobody knows which versions they keep."""
+    now: float = 0.0
 
     def sort(self, edge: Edge, sizes: dict[str, int], age: float) -> None:
         self.seen |= sizes
@@ -157,13 +173,14 @@ class Stock:
     def inventory(self) -> Inventory:
         """For `collectable`. A pin of a version that is not there can be kept by nothing: it does not count."""
         pinned = self.pins & self.ages.keys()
+        tagged = {version: names for version, names in self.tags.items() if version in self.ages}
         ways, spent, orphans = tuple(self.ways), tuple(self.spent), tuple(self.orphans)
-        return Inventory(self.newest, self.ages, ways, orphans, pinned, self.replicas, spent)
+        return Inventory(self.newest, self.ages, ways, orphans, pinned, self.replicas, spent, tagged, self.now)
 
     def damage(self, unreachable: tuple[int, ...]) -> tuple[str, ...]:
-        """Why versions cannot be reached: one line for each thing that is not there, or not as it should be."""
+        """Why nothing may go: one line for each thing that is not there, or not as it should be."""
         if not unreachable:
-            return ()
+            return tuple(self.bad_tags)
         more = f" nor to {len(unreachable) - 1:,} others" if len(unreachable) > 1 else ""
         found = [f"no way leads to version {unreachable[0]}{more}"]
         for manifest in self.committed.values():
@@ -174,7 +191,7 @@ class Stock:
                 found.append(f"{ref.key} has {self.seen[ref.key]} bytes, its manifest says {ref.size}")
         if not any(kept.edge.base is None for kept in self.ways):
             found.append("no whole anchor is left")
-        return (*found, *self.problems)
+        return (*found, *self.problems, *self.bad_tags)
 
 
 def _problem_of(chain: Chain, edge: Edge, sizes: dict[str, int]) -> str | None:
@@ -221,6 +238,8 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
     now = _now(chain, dry_run)
     stock = take_stock(chain, now)
     garbage = collectable(stock.inventory(), policy)
+    if stock.bad_tags:
+        garbage = Garbage((), (), garbage.orphans, garbage.unreachable, garbage.kept)
     objects = _keys_of(garbage, stock.sizes)
     lists = _doomed(chain)
     ripe = {key for listed, keys in lists.items() if now - listed.modified >= policy.grace for key in keys}
@@ -247,7 +266,12 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
         doomed=waiting,
         nbytes=sum(stock.sizes.get(key, 0) for key in gone) + sum(left.values()),
         debris=tuple(left),
+        doomed_nbytes=sum(stock.sizes.get(key, 0) for key in waiting),
+        kept=garbage.kept,
         ignored_pins=tuple(sorted(stock.pins - stock.ages.keys())),
+        ignored_tags=tuple(
+            name for version, names in stock.tags.items() if version not in stock.ages for name in names
+        ),
         damage=stock.damage(garbage.unreachable),
     )
 

@@ -23,9 +23,11 @@ from weightcast.channel.keys import (
     manifest_key,
     read_anchor_key,
     read_manifest_key,
+    tag_key,
 )
 from weightcast.channel.records import Anchor, Manifest
 from weightcast.channel.route import cheapest_route, reachable
+from weightcast.channel.tags import tags
 from weightcast.disk.companions import WEIGHTS
 from weightcast.disk.durable import Report, silent
 from weightcast.disk.staged import stage
@@ -79,6 +81,7 @@ def verify(chain: Chain) -> Iterator[Finding]:
         if not leads_to_commit(edge, manifests.get(edge.result)):
             digest = manifests[edge.result].position.digest
             yield Finding(edge.key, f"it leads to {edge.digest}, version {edge.result} is {digest[:16]}")
+    yield from _check_tags(chain, manifests)
     if manifests:
         head = max(manifests)
         edges = [edge for edge in chain.edges(None, head) if leads_to_commit(edge, manifests.get(edge.result))]
@@ -134,6 +137,20 @@ def _check_anchor(chain: Chain, edge: Edge, manifest: Manifest | None, sizes: di
     for ref in anchor.files:
         if sizes.get(ref.key) != ref.size:
             yield Finding(ref.key, f"it has {sizes.get(ref.key, 0)} bytes, the anchor says {ref.size}")
+
+
+def _check_tags(chain: Chain, manifests: dict[int, Manifest]) -> Iterator[Finding]:
+    """Tags that name nothing."""
+    good, bad = tags(chain)
+    for key, error in bad:
+        yield Finding(key, error.problem)
+    for tag in good:
+        manifest, version = manifests.get(tag.position.version), tag.position.version
+        if manifest is None:
+            yield Finding(tag_key(tag.name), f"it names version {version}, which is not there")
+        elif manifest.position != tag.position:
+            found = f"it names {tag.position}, version {version} is {manifest.position}"
+            yield Finding(tag_key(tag.name), found)
 
 
 def _check_copies(chain: Chain, sizes: dict[str, int]) -> Iterator[Finding]:

@@ -1,0 +1,62 @@
+"""How people name versions: a number, a tag or `head`; for `log`, a range of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from weightcast.channel.chain import Chain
+from weightcast.channel.keys import HEAD_WORD, MAX_VERSION
+from weightcast.channel.records import Manifest
+from weightcast.channel.tags import read_tag
+from weightcast.cli.console import commit_of, head_of
+from weightcast.errors import MissingError, UsageError
+
+NAMES = "a number, a tag or `head`"
+
+Version = Annotated[str, typer.Argument(metavar="VERSION", help=f"The version: {NAMES}.")]
+
+
+def is_number(text: str) -> bool:
+    """Whether ``text`` is the number of a version, which need not exist."""
+    return text.isascii() and text.isdigit() and int(text[:100]) <= MAX_VERSION
+
+
+def commit_named(chain: Chain, text: str) -> Manifest:
+    """The commit of a version by its number, a tag or `head`; `UsageError` if there is none."""
+    if text.lower() == HEAD_WORD:
+        return head_of(chain)
+    if is_number(text):
+        return commit_of(chain, int(text))
+    tag = read_tag(chain, text)
+    try:
+        commit = chain.manifest(tag.position.version)
+    except MissingError:
+        commit = None
+    if commit is None or commit.position != tag.position:
+        hint = f"Delete it with `weightcast tag {chain.store.url} --delete {text}`."
+        gone = "which is no longer there" if commit is None else "which now has other weights"
+        raise UsageError(f"the tag {text!r} names version {tag.position.version}, {gone}", hint=hint)
+    return commit
+
+
+def version_named(chain: Chain, text: str) -> int:
+    """The number of a version that is there, by its number, a tag or `head`."""
+    return commit_named(chain, text).position.version
+
+
+def range_named(chain: Chain, text: str, head: int) -> tuple[int, int]:
+    """The first and the last version of `A..B`, `A..`, `..B` or `A`; both ends belong to it."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        only = _end(chain, text, head)
+        return only, only
+    return _end(chain, first, head) if first else 0, _end(chain, last, head) if last else head
+
+
+def _end(chain: Chain, text: str, head: int) -> int:
+    """An end of a range. A number is taken as it is: a range may begin before the oldest version that is left."""
+    if text.lower() == HEAD_WORD:
+        return head
+    return int(text) if is_number(text) else read_tag(chain, text).position.version
