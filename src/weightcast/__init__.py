@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from weightcast.follow.replica import Staged
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
+    from weightcast.format.codec import CodecName
     from weightcast.format.codec.ranks import Ranks
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
     from weightcast.format.kernels.ready import warm_up
     from weightcast.format.patch import ModelSize, Patch, TensorPatch, advance, compose
     from weightcast.format.patchfile import decode, encode
+    from weightcast.format.scan import Detect
     from weightcast.format.spec import Dtype, TensorSpec, TensorTable
     from weightcast.format.tensors import Arrays, Target, Weights, round_to
     from weightcast.format.workers import Workers
@@ -64,6 +66,8 @@ __all__ = [
     "AtLeast",
     "Checkpoint",
     "Clock",
+    "CodecName",
+    "Detect",
     "Dtype",
     "Edge",
     "Every",
@@ -139,7 +143,9 @@ _HOMES = {
     "follow.mirror_reader": ("reading",),
     "follow.subscriber": ("Subscriber",),
     "follow.update": ("Update",),
+    "format.codec": ("CodecName",),
     "format.codec.ranks": ("Ranks",),
+    "format.scan": ("Detect",),
     "format.diff": (
         "anchor",
         "diff",
