@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class Dtype:
     per_value: int = field(default=0)
     """Bits of one value in the shape's count; below 8 for packed dtypes, whose elements are bytes."""
 
-    @property
+    @cached_property
     def word(self) -> np.dtype[Any]:
         """Unsigned little-endian integer of an element's width."""
         import numpy as np
