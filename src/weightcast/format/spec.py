@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
