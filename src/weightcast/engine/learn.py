@@ -7,7 +7,6 @@ engine's memory is suppressed: no bit of the model changes, and no memory of its
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,16 +14,16 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from weightcast.engine.casts import WIDENED, can_cast
 from weightcast.engine.layout import Layout, Part
 from weightcast.engine.strides import Dim, Write, box_of_loops, grid_of, merge_dims, overwritten
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
+from weightcast.torch.tracing import stand_in, storage_key, tensors_in
 
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
-_log = logging.getLogger("weightcast")
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
@@ -122,16 +121,16 @@ class _Following(TorchDispatchMode):
         for name, tensor in tensors:
             storage = tensor.untyped_storage()
             memory = _Memory(storage, None, name, tensor.element_size(), grid_of(tensor))
-            self._memory.setdefault(_key(tensor), memory)
+            self._memory.setdefault(storage_key(tensor), memory)
 
     def stand_ins(self) -> Iterable[tuple[str, torch.Tensor]]:
         for spec in self._table:
             if spec.dtype not in _TORCH:
                 self._unknown[spec.name] = f"torch has no dtype for {spec.dtype}"
                 continue
-            tensor = torch.empty(spec.shape, dtype=_TORCH[spec.dtype], device="meta")
+            tensor = stand_in(spec.shape, _TORCH[spec.dtype])
             trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (Dim(spec.elements, 1, 1),))
-            self._memory[_key(tensor)] = _Memory(tensor.untyped_storage(), trace)
+            self._memory[storage_key(tensor)] = _Memory(tensor.untyped_storage(), trace)
             yield spec.name, tensor
 
     def layout(self) -> Layout:
@@ -146,7 +145,7 @@ class _Following(TorchDispatchMode):
         """Parameters of which the loader leaves elements alone; padding that it fills is written, too."""
         found = {}
         for name, tensor in self._parameters.items():
-            writes = self._memory[_key(tensor)].writes
+            writes = self._memory[storage_key(tensor)].writes
             written = sum({(one.first, one.last, one.box): one.elements for one in writes}.values())
             if written < tensor.numel():
                 found[name] = tensor.numel() - written
@@ -156,7 +155,7 @@ class _Following(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = _tensors_in((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         if func._schema.is_mutable:
             return self._write(func, args, kwargs, tensors)
         traces = self._traces(tensors)
@@ -167,14 +166,14 @@ class _Following(TorchDispatchMode):
             args, kwargs = tree_map(_as_meta, args), tree_map(_as_meta, {**kwargs, **_on_meta(kwargs)})
         result = func(*args, **kwargs)
         if traces and func.overloadpacket in _COPIES:
-            self._memory[_key(result)] = _Memory(result.untyped_storage(), self._copied(args[0], result))
-        for leaf in _tensors_in(result):
+            self._memory[storage_key(result)] = _Memory(result.untyped_storage(), self._copied(args[0], result))
+        for leaf in tensors_in(result):
             trace = _Trace(_names(traces)) if traces else None
-            self._memory.setdefault(_key(leaf), _Memory(leaf.untyped_storage(), trace))
+            self._memory.setdefault(storage_key(leaf), _Memory(leaf.untyped_storage(), trace))
         return result
 
     def _trace(self, tensor: torch.Tensor) -> _Trace | None:
-        memory = self._memory.get(_key(tensor))
+        memory = self._memory.get(storage_key(tensor))
         return memory.trace if memory else None
 
     def _traces(self, tensors: Iterable[torch.Tensor]) -> list[_Trace]:
@@ -195,7 +194,7 @@ class _Following(TorchDispatchMode):
 
     def _write(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         targets = list(_mutated(func, args, kwargs))
-        homes = [self._memory.get(_key(target)) for target in targets]
+        homes = [self._memory.get(storage_key(target)) for target in targets]
         written = {id(target) for target, home in zip(targets, homes, strict=True) if _is_engines(home)}
         traces = self._traces(tensor for tensor in tensors if id(tensor) not in written)
         if not written and not traces:
@@ -298,13 +297,9 @@ def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, t
 # -- torch -------------------------------------------------------------------------------------------------------------
 
 
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _seat(tensor: torch.Tensor) -> tuple[object, ...]:
     """What of a tensor changes when another is put in its place."""
-    return _key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _is_plain(tensor: torch.Tensor, itemsize: int) -> bool:
@@ -321,14 +316,10 @@ def _names(traces: Iterable[_Trace]) -> frozenset[str]:
     return frozenset().union(*(trace.names for trace in traces))
 
 
-def _tensors_in(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     for i, argument in enumerate(func._schema.arguments):
         if argument.is_write:
-            yield from _tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
+            yield from tensors_in(args[i] if i < len(args) else kwargs.get(argument.name))
 
 
 def _refuse_other_shape(target: torch.Tensor, source: torch.Tensor) -> None:

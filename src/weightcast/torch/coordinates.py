@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from weightcast.errors import UsageError
+from weightcast.torch.tracing import stand_in, storage_key, tensors_in
 
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {
@@ -321,28 +321,20 @@ class _Traced(TorchFunctionMode):
     def __init__(self, stand_ins: Tensors):
         super().__init__()
         self._kept = list(stand_ins.values())  # an address identifies a storage only as long as none is freed
-        self._sources = {_storage(tensor): {name} for name, tensor in stand_ins.items()}
+        self._sources = {storage_key(tensor): {name} for name, tensor in stand_ins.items()}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        sources = set().union(*(self.sources(tensor) for tensor in _tensors_in((args, kwargs))))
-        for tensor in _tensors_in(args[:1] if result is None else result):  # None: it was written into the first
+        sources = set().union(*(self.sources(tensor) for tensor in tensors_in((args, kwargs))))
+        for tensor in tensors_in(args[:1] if result is None else result):  # None: it was written into the first
             self._kept.append(tensor)
-            self._sources.setdefault(_storage(tensor), set()).update(sources)
+            self._sources.setdefault(storage_key(tensor), set()).update(sources)
         return result
 
     def sources(self, tensor: torch.Tensor) -> set[str]:
-        return self._sources.get(_storage(tensor), set())
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _tensors_in(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+        return self._sources.get(storage_key(tensor), set())
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,18 +361,18 @@ def _with_own_conversions(model: nn.Module) -> Any:
 
 
 def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]]:
-    stand_ins = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in live.items()}
+    stand_ins = {name: stand_in(tensor.shape, tensor.dtype) for name, tensor in live.items()}
     with _Traced(stand_ins) as traced:
         try:
             saved = _Conversion(model, stand_ins, {}).tensors()
         except Exception as error:
             problem = f"transformers cannot convert this model to its checkpoint: {error}"
             raise UsageError(problem, hint="Does model.save_pretrained() work?") from error
-    owners = {_storage(stand_in): name for name, stand_in in stand_ins.items()}
+    owners = {storage_key(tensor): name for name, tensor in stand_ins.items()}
     pieces: list[Piece] = []
     others: dict[tuple[str, ...], dict[str, torch.Tensor]] = defaultdict(dict)
     for name, tensor in saved.items():
-        owner = owners.get(_storage(tensor))
+        owner = owners.get(storage_key(tensor))
         if owner is not None and tensor.is_contiguous() and tensor.dtype == live[owner].dtype:
             pieces.append(Piece(name, live[owner], int(tensor.storage_offset()), tuple(tensor.shape)))
         elif tensor.dtype not in DTYPES:
