@@ -22,7 +22,7 @@ from weightcast.format.codec import check_codec
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 from weightcast.format.workers import ONE, Workers
-from weightcast.publish.open import announce, files_of, new_writer, open_for_writing
+from weightcast.publish.open import announce, commit_anchor, files_of, new_writer, open_for_writing
 from weightcast.store import open_store
 from weightcast.store.base import Store
 
@@ -101,12 +101,8 @@ def _publish_anchor(
         raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
     files = files_of(new)
     position = Position(head.position.version + 1, fingerprint_of(new, workers, report).digest)
-    ref = chain.put_anchor(position, files, report, new.refuse_changed)
-    manifest = chain.draft(position, None, ref, None, new.table.elements, step, writer, label)
     announce(chain, writer)
-    new.refuse_changed()
-    chain.commit(manifest)
-    write_index(chain)
+    manifest = commit_anchor(chain, position, files, step, writer, report, new.refuse_changed, label)
     return Published(manifest, new=True)
 
 

@@ -120,19 +120,26 @@ def commit_anchor(
     writer: str,
     report: Report = silent,
     unchanged: Callable[[], None] = _nothing_to_watch,
+    label: str | None = None,
 ) -> Manifest:
     """Upload whole weights and commit them as a version without a base.
 
     ``unchanged`` raises if the files are not what they were when they were digested.
     """
     ref = chain.put_anchor(position, files, report, unchanged)
-    return _commit_whole(chain, position, ref, step, writer, unchanged)
+    return _commit_whole(chain, position, ref, step, writer, unchanged, label)
 
 
 def _commit_whole(
-    chain: Chain, position: Position, ref: ObjectRef, step: int | None, writer: str, unchanged: Callable[[], None]
+    chain: Chain,
+    position: Position,
+    ref: ObjectRef,
+    step: int | None,
+    writer: str,
+    unchanged: Callable[[], None],
+    label: str | None = None,
 ) -> Manifest:
-    manifest = chain.draft(position, None, ref, None, chain.channel.table.elements, step, writer)
+    manifest = chain.draft(position, None, ref, None, chain.channel.table.elements, step, writer, label)
     unchanged()
     chain.commit(manifest)
     write_index(chain)
