@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -221,6 +222,13 @@ def test_merge_with_an_empty_update_keeps_ranks_and_bytes() -> None:
     encoded = merged(Encoded(whole, "banded", b"bytes"), update(1, 1))
     assert isinstance(encoded, Encoded)
     assert encoded.data == b"bytes"
+
+
+@pytest.mark.parametrize("value", [1, 2], ids=["nothing changed since", "changed since"])
+@pytest.mark.parametrize(("first", "later", "kept"), [("a", None, "a"), (None, "b", "b"), ("a", "b", "b")])
+def test_merge_keeps_the_last_label_given(first: str | None, later: str | None, kept: str, value: int) -> None:
+    whole = merged(replace(update(0, 1), label=first), replace(update(1, value), label=later))
+    assert update_of(whole).label == kept
 
 
 def test_codec_falls_back_to_what_can_carry_the_patch() -> None:

@@ -164,6 +164,38 @@ def test_updates_published_during_an_upload_are_merged(store: Store) -> None:
     assert same_bits(there, model)
 
 
+def test_label_is_committed_and_one_that_cannot_be_is_refused_at_the_call(store: Store) -> None:
+    model = small_model()
+    with wc.Publisher(store, model) as publisher:
+        train(model, 1)
+        for bad in ("", "two\nlines", " padded", "x" * 201, 7):
+            with pytest.raises(UsageError, match="cannot be a label"):
+                publisher.publish(step=1, label=bad)  # type: ignore[arg-type]
+        assert publisher.publish(step=1, label="warm-up ends").result(60).label == "warm-up ends"
+        train(model, 2)
+        assert publisher.publish(step=2).result(60).label is None
+    assert Chain.open(store).manifest(1).label == "warm-up ends"
+
+
+def test_versions_merged_during_an_upload_carry_the_last_label_given(store: Store) -> None:
+    model = small_model()
+    wc.init(store, model)
+    slow = ScriptedStore(store)
+    with wc.Publisher(slow, model) as publisher:
+        held = slow.hang("put", "deltas/")
+        receipts = []
+        for step, label in enumerate(("sent", "first", "last", None), start=1):
+            train(model, step)
+            receipts.append(publisher.publish(step=step, label=label))
+            assert held.reached.wait(60)
+        for step in (5, 6):  # at most two scans wait to be resolved: these two, so that those above are merged
+            publisher.publish(step=step)
+        held.end()
+        commits = [receipt.result(60) for receipt in receipts]
+    assert [commit.position.version for commit in commits] == [1, 2, 2, 2]
+    assert [commit.label for commit in commits] == ["sent", "last", "last", "last"]
+
+
 def test_model_of_another_table_is_refused(store: Store) -> None:
     wc.init(store, small_model(tensors=3))
     before = [listed.key for listed in store.list("")]

@@ -32,6 +32,7 @@ class Scanned:
     scan: Scan
     step: int | None
     receipt: Receipt
+    label: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,7 @@ class Resolved:
     """What `banded` needs; a merged patch has none."""
     step: int | None = None
     receipts: tuple[Receipt, ...] = ()
+    label: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +75,19 @@ def update_of(stage: Stage) -> Resolved:
 
 
 def merged(first: Stage, later: Resolved) -> Stage:
-    """One update that carries both. A commit that was tried cannot be merged any more."""
+    """One update that carries both, with the last step and the last label given.
+
+    A commit that was tried cannot be merged any more.
+    """
     assert not isinstance(first, Uploaded)
     update = update_of(first)
     step = later.step if later.step is not None else update.step
+    label = later.label if later.label is not None else update.label
     receipts = update.receipts + later.receipts
     if later.patch.tensors:
-        return Resolved(compose(update.patch, later.patch), None, step, receipts)
+        return Resolved(compose(update.patch, later.patch), None, step, receipts, label)
     # Nothing changed since: keep the ranks, which the smallest codec needs, and the bytes.
-    same = replace(update, step=step, receipts=receipts)
+    same = replace(update, step=step, receipts=receipts, label=label)
     return replace(first, update=same) if isinstance(first, Encoded) else same
 
 

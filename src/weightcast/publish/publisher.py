@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import Position, check_name, check_step
+from weightcast.channel.keys import Position, check_label, check_name, check_step
 from weightcast.errors import SpaceError, StoreError, UsageError, WeightcastError
 from weightcast.format.codec import CodecName, check_codec
 from weightcast.format.digest import fingerprint
@@ -170,16 +170,20 @@ class Publisher:
 
     # -- scan: the trainer's thread ------------------------------------------------------------------------------------
 
-    def publish(self, step: int | None = None, weights: Weights | None = None) -> Receipt:
-        """Publish the weights as they are now, or other ``weights`` of the same table. Returns after detection."""
-        step = check_step(step)
+    def publish(self, step: int | None = None, weights: Weights | None = None, label: str | None = None) -> Receipt:
+        """Publish the weights as they are now, or other ``weights`` of the same table. Returns after detection.
+
+        ``label`` is one line for people, which `weightcast log` shows. Updates that are merged into one version carry
+        the last step and the last label given. Where nothing changed there is no version, and so no label.
+        """
+        step, label = check_step(step), check_label(label)
         receipt = Receipt(step, self._was_heard)
         with self._scanning:  # one after the other: each scan begins where the one before ended
             with self._changed:
                 self._changed.wait_for(lambda: self._pipeline.has_room or self._pipeline.is_over)
                 self._pipeline.refuse_over()
             try:
-                scanned = Scanned(self._scan(weights), step, receipt)
+                scanned = Scanned(self._scan(weights), step, receipt, label)
                 with self._changed:
                     self._pipeline.add(scanned)
                     self._changed.notify_all()
@@ -222,7 +226,7 @@ class Publisher:
         try:
             found = resolve(self._fingerprint, scanned.scan)
             self._fingerprint = found.reached
-            update = Resolved(found.patch, found.ranks, scanned.step, (scanned.receipt,))
+            update = Resolved(found.patch, found.ranks, scanned.step, (scanned.receipt,), scanned.label)
             with self._changed:
                 waiting = pipeline.begin_merge()
             if waiting is not None:
@@ -296,8 +300,9 @@ class Publisher:
         update = encoded.update
         position = Position(base.version + 1, update.patch.result)
         ref = self._chain.put_delta(position, encoded.data)
-        changed = update.patch.changed
-        manifest = self._chain.draft(position, base, ref, encoded.codec, changed, update.step, self.writer)
+        manifest = self._chain.draft(
+            position, base, ref, encoded.codec, update.patch.changed, update.step, self.writer, update.label
+        )
         return Uploaded(update, manifest)
 
     def _rest(self, error: StoreError | SpaceError) -> None:
