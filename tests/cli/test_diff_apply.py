@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401 - numpy, and so safetensors, knows bfloat16 by it
 import numpy as np
 import pytest
 from commands import COMMAND, SCRIPT, at_once, weightcast
