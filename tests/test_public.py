@@ -54,7 +54,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-def test_a_package_imports_only_those_above_it() -> None:
+def test_package_imports_only_those_above_it() -> None:
     assert {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()} - {"__pycache__"} == {
         *PACKAGES,
         *OUTSIDE,
@@ -81,7 +81,7 @@ def for_type_checkers() -> set[str]:
     return {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
 
 
-def test_the_example_in_the_docstring_runs() -> None:
+def test_example_in_the_docstring_runs() -> None:
     result = doctest.testmod(wc)
     assert result.attempted > 5
     assert result.failed == 0
@@ -102,7 +102,7 @@ EXAMPLES = (
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_of_the_main_names_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_the_main_names_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     known = {"wc": wc, "np": np, "Path": Path}
     found = [test for test in doctest.DocTestFinder().find(getattr(wc, name), name, globs=known) if test.examples]
@@ -166,7 +166,7 @@ def examples_in(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def test_the_example_with_arrays_in_the_readme_runs(tmp_path: Path) -> None:
+def test_example_with_arrays_in_the_readme_runs(tmp_path: Path) -> None:
     _, example = examples_in(README)
     arrays, mine = ({"w": np.zeros(1000, np.float32)} for _ in range(2))
 
@@ -178,7 +178,7 @@ def test_the_example_with_arrays_in_the_readme_runs(tmp_path: Path) -> None:
     assert mine["w"].any()
 
 
-def test_the_examples_with_torch_run(tmp_path: Path) -> None:
+def test_examples_with_torch_run(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     guide = (SOURCE.parents[1] / "docs/guides/training.md").read_text()
     in_readme, (in_guide, _, receiving) = examples_in(README)[0], examples_in(guide)
@@ -205,7 +205,7 @@ def test_the_examples_with_torch_run(tmp_path: Path) -> None:
         assert torch.equal(follower.weight, model.weight.to(torch.bfloat16))
 
 
-def test_the_readme_says_what_the_benchmark_measures() -> None:
+def test_readme_says_what_the_benchmark_measures() -> None:
     """Sizes do not depend on the machine, but for a few bytes of zlib."""
     rows = dict(re.findall(r"^\| \**weightcast `(\w+)`\** \| (.*) \|$", README, re.MULTILINE))
     folders = sorted(path for path in SHIPPED.iterdir() if path.is_dir())
@@ -217,7 +217,7 @@ def test_the_readme_says_what_the_benchmark_measures() -> None:
             assert measured["bit_exact"]
 
 
-def test_the_core_imports_neither_torch_nor_any_extra() -> None:
+def test_core_imports_neither_torch_nor_any_extra() -> None:
     code = "import sys, weightcast as wc; [getattr(wc, name) for name in wc.__all__]; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     extras = {"torch", "zstandard", "obstore", "cryptography", "safetensors", "huggingface_hub"}

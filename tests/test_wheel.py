@@ -22,7 +22,7 @@ def run(*command: object, **options: object) -> str:
     return done.stdout
 
 
-def test_the_wheel_installs_and_its_command_works(tmp_path: Path) -> None:
+def test_wheel_installs_and_its_command_works(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("*.whl")
     run(sys.executable, "-m", "venv", tmp_path / "empty")

@@ -98,7 +98,7 @@ def test_loser_whose_withdrawal_failed_withdraws_when_it_tries_again() -> None:
     assert [listed.key for listed in store.list(f"{MANIFESTS}000000000002")] == [other]
 
 
-def test_create_is_not_fooled_by_another_link_of_its_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_ignores_another_link_of_its_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, link = FileStore(tmp_path / "bucket"), os.link
     assert store.create("key", b"theirs")
 
@@ -116,7 +116,7 @@ def test_create_is_not_fooled_by_another_link_of_its_upload(tmp_path: Path, monk
 # -- gc, verify, repair ------------------------------------------------------------------------------------------------
 
 
-def test_object_named_for_the_other_fence_is_no_version_and_verify_names_it() -> None:
+def test_object_named_for_the_other_fence_is_not_a_version_and_verify_names_it() -> None:
     store = MemoryStore("fence")
     channel_of(store, 2)
     stray = f"{MANIFESTS}000005000000-x.json"

@@ -97,7 +97,7 @@ def readers(store: MemoryStore, folder: Path, weights: wc.Arrays) -> list[Callab
 
 
 @pytest.mark.parametrize("kind", ["channel", "manifest", "anchored", "anchor", "head", "lease", "heartbeat"])
-def test_hostile_values_end_in_an_error_of_ours_and_write_nothing_elsewhere(
+def test_hostile_values_raise_our_errors_and_write_nothing_elsewhere(
     kind: str, bucket: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache" / "inner"))

@@ -23,7 +23,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
-def test_a_replica_joins_late_and_follows_over_http(tmp_path: Path) -> None:
+def test_late_replica_follows_over_http(tmp_path: Path) -> None:
     bucket = FileStore(tmp_path / "bucket")
     states = channel_of(bucket, 11)
     list(squash(Chain.open(bucket), tmp_path / "scratch"))
@@ -56,7 +56,7 @@ def test_versions_that_the_index_does_not_show_yet_are_found(tmp_path: Path) -> 
         assert same_bits(there, states[2])
 
 
-def test_without_an_index_the_head_is_found_from_the_hint(tmp_path: Path) -> None:
+def test_head_is_found_from_the_hint_without_an_index(tmp_path: Path) -> None:
     bucket = FileStore(tmp_path / "bucket")
     states = channel_of(bucket, 4)
     bucket.delete("index.json")

@@ -22,7 +22,7 @@ BUCKET = GOLDEN / "bucket"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 
 
-def test_a_reader_of_the_spec_alone_replays_every_version() -> None:
+def test_reader_of_the_spec_alone_replays_every_version() -> None:
     channel = Channel(BUCKET)
     weights = channel.anchor(0)
     digests = [position(weights, channel.aliases)]
@@ -33,7 +33,7 @@ def test_a_reader_of_the_spec_alone_replays_every_version() -> None:
 
 
 @pytest.mark.parametrize(("base", "result"), [(0, 4), (4, 8), (0, 8)])
-def test_a_reader_of_the_spec_alone_leaps(base: int, result: int) -> None:
+def test_reader_of_the_spec_alone_takes_squashes(base: int, result: int) -> None:
     channel = Channel(BUCKET)
     weights = channel.anchor(0)
     for version in range(base):
@@ -41,7 +41,7 @@ def test_a_reader_of_the_spec_alone_leaps(base: int, result: int) -> None:
     assert position(channel.leap(weights, base, result), channel.aliases) == EXPECTED[result]
 
 
-def test_a_reader_of_the_spec_alone_begins_at_a_later_anchor() -> None:
+def test_reader_of_the_spec_alone_starts_at_a_later_anchor() -> None:
     channel = Channel(BUCKET)
     assert position(channel.anchor(5), channel.aliases) == EXPECTED[5]
 
@@ -57,7 +57,7 @@ def test_every_version_can_be_pulled(version: int, tmp_path: Path) -> None:
         assert wc.fingerprint(weights).digest == EXPECTED[version]
 
 
-def test_it_is_whole(tmp_path: Path) -> None:
+def test_golden_channel_verifies(tmp_path: Path) -> None:
     chain = Chain.open(open_store(BUCKET))
     assert list(verify(chain)) == []
     proven = dict(verify_deep(chain, tmp_path / "walk"))
@@ -66,7 +66,7 @@ def test_it_is_whole(tmp_path: Path) -> None:
     assert set(pins(chain)) == {3}
 
 
-def test_a_writer_goes_on_with_it(tmp_path: Path) -> None:
+def test_writer_continues_the_golden_channel(tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     shutil.copytree(BUCKET, bucket)
     table = Chain.open(open_store(bucket)).channel.table

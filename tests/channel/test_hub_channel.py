@@ -51,7 +51,7 @@ def run(*arguments: str | Path, code: int = 0) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_every_verb_that_takes_a_channel(url: str, tmp_path: Path) -> None:
+def test_every_verb_that_takes_a_channel_works_on_the_hub(url: str, tmp_path: Path) -> None:
     model = small_model()
     write_folder(tmp_path / "0", model)
     assert run("init", url, tmp_path / "0")["version"] == 0
@@ -89,7 +89,7 @@ def test_errors_are_one_line_and_an_exit_code(url: str, monkeypatch: pytest.Monk
     assert "hf auth login" in run("log", url, code=8)["error"]["hint"]
 
 
-def test_the_remedy_for_a_missing_bucket_is_one(hugging_face: hub.Hub, tmp_path: Path) -> None:
+def test_missing_bucket_has_one_remedy(hugging_face: hub.Hub, tmp_path: Path) -> None:
     """The command that is named makes a bucket that only its owner sees."""
     url, name = "hf://buckets/tester/new", "tester/new"
     write_folder(tmp_path / "0", small_model())
@@ -102,7 +102,7 @@ def test_the_remedy_for_a_missing_bucket_is_one(hugging_face: hub.Hub, tmp_path:
     assert run("init", url, tmp_path / "0")["version"] == 0
 
 
-def test_a_follower_beside_a_publisher(url: str, tmp_path: Path) -> None:
+def test_follower_follows_a_running_publisher(url: str, tmp_path: Path) -> None:
     """Two processes and this one, at the same bucket at the same time."""
     model = small_model()
     wc.init(url, model)
@@ -140,8 +140,8 @@ with wc.Publisher(sys.argv[2], wc.Arrays.copy_of(bits[begin]), threads=1) as pub
 """
 
 
-def test_a_publisher_that_was_killed_is_started_again(url: str) -> None:
-    """Wherever it dies, the channel is whole, and the next goes on from the head."""
+def test_restarted_publisher_continues_after_a_kill(url: str) -> None:
+    """Wherever it is killed, the channel is intact and the next publisher continues from the head."""
     bits = states(8)
     wc.init(url, bits[0])
     chain = Chain.open(wc.open_store(url))
@@ -182,7 +182,7 @@ def on_a_terminal(*arguments: str | Path) -> str:
     return drawn.decode()
 
 
-def test_the_upload_of_an_anchor_is_seen_on_a_terminal_and_nowhere_else(
+def test_progress_of_an_anchor_upload_is_shown_only_on_a_terminal(
     hugging_face: hub.Hub, url: str, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)

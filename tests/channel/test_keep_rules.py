@@ -82,7 +82,7 @@ def cases(draw: st.DrawFn) -> tuple[Inventory, Retention]:
 
 
 @given(cases())
-def test_whatever_a_rule_keeps_stays_reachable_with_its_manifest(case: tuple[Inventory, Retention]) -> None:
+def test_version_kept_by_a_rule_stays_reachable_with_its_manifest(case: tuple[Inventory, Retention]) -> None:
     found, policy = case
     garbage = collectable(found, policy)
     left = [kept.edge for kept in found.edges if kept.edge not in garbage.edges]
@@ -108,7 +108,7 @@ def test_rules_only_add(case: tuple[Inventory, Retention]) -> None:
 
 
 @given(cases())
-def test_a_rule_keeps_one_version_of_each_of_the_newest_periods(case: tuple[Inventory, Retention]) -> None:
+def test_rule_keeps_one_version_of_each_of_the_newest_periods(case: tuple[Inventory, Retention]) -> None:
     found, policy = case
     for kind, most, length in (("daily", policy.keep_daily, 1), ("weekly", policy.keep_weekly, 7)):
         kept = named(kept_by_rule(found, policy), kind)

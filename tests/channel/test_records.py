@@ -67,7 +67,7 @@ def test_names_are_those_of_the_spec() -> None:
     assert f"anchors/000000000041-{'a' * 16}-{'b' * 16}/" == FOLDER
 
 
-def test_a_manifest_is_these_bytes() -> None:
+def test_manifest_has_these_bytes() -> None:
     assert manifest_to_json(MANIFEST).decode() == (
         '{"base":[40,"' + B + '"],"changed":77,"channel":"' + ID + '","codec":"banded","format":1,"kind":"manifest",'
         '"object":["'
@@ -80,7 +80,7 @@ def test_a_manifest_is_these_bytes() -> None:
     )
 
 
-def test_a_channel_is_these_bytes() -> None:
+def test_channel_has_these_bytes() -> None:
     assert channel_to_json(CHANNEL).decode() == (
         '{"aliases":{"tied":"w"},"fence":"create","format":1,"id":"' + CHANNEL.id + '","kind":"channel",'
         '"nonce":"' + ID + '","tensors":[["w","BF16",[2,3]]]}'
@@ -105,7 +105,7 @@ def test_other_records_round_trip() -> None:
 
 
 @given(st.integers(0, 10**12 - 1), st.integers(0, 10**12 - 1))
-def test_names_say_what_was_put_into_them(one: int, other: int) -> None:
+def test_keys_round_trip(one: int, other: int) -> None:
     low, high = sorted((one, other))
     assert read_manifest_key(manifest_key(one)) == (one, None)
     assert read_manifest_key(manifest_key(one, "a-b.c")) == (one, "a-b.c")
@@ -118,19 +118,19 @@ def test_names_say_what_was_put_into_them(one: int, other: int) -> None:
 
 
 @given(st.integers(0, 10**12 - 2))
-def test_names_sort_as_versions_do(version: int) -> None:
+def test_keys_sort_as_versions_do(version: int) -> None:
     assert manifest_key(version) < manifest_key(version + 1)
     assert manifest_key(version, "~") < manifest_key(version + 1)
     assert delta_key(Position(version, A), A) < delta_key(Position(version + 1, A), A)
 
 
-def test_digits_of_other_scripts_are_no_versions() -> None:
+def test_digits_of_other_scripts_are_not_versions() -> None:
     assert read_manifest_key("manifests/" + "٠" * 11 + "١.json") is None
     assert read_pin_key("pins/" + "０" * 12 + ".json") is None
 
 
 @given(st.text())
-def test_other_keys_are_no_ways(key: str) -> None:
+def test_other_keys_are_not_edges(key: str) -> None:
     readers: list[Callable[[str], Any]] = [
         read_delta_key,
         read_squash_key,
@@ -142,12 +142,12 @@ def test_other_keys_are_no_ways(key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".weightcast", "..", ".", "", "a\\b", "a\0b", "a\nb", "x" * 256])
-def test_a_file_name_that_could_leave_its_folder_is_none(name: str) -> None:
+def test_file_name_that_could_leave_its_folder_is_refused(name: str) -> None:
     assert not is_plain_file(name)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", ".a", "x" * 101, "ä"])
-def test_a_name_that_could_not_be_part_of_a_key_is_refused(name: str) -> None:
+def test_name_that_could_not_be_part_of_a_key_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="cannot be the name"):
         check_name(name, "writer")
 
@@ -183,12 +183,12 @@ LIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_manifest_that_lies_is_refused(lie: str) -> None:
+def test_false_manifest_is_refused(lie: str) -> None:
     with pytest.raises(FormatError):
         manifest_from_json(lied(manifest_to_json(MANIFEST), **LIES[lie]))
 
 
-def test_a_manifest_without_a_base_names_an_anchor_of_its_own_position() -> None:
+def test_manifest_without_a_base_names_an_anchor_of_its_own_position() -> None:
     elsewhere = anchor_folder(Position(7, A), B) + "anchor.json"
     with pytest.raises(FormatError, match="anchor"):
         manifest_from_json(lied(manifest_to_json(ANCHORED), object=[elsewhere, 9, B]))
@@ -199,12 +199,12 @@ def test_a_manifest_without_a_base_names_an_anchor_of_its_own_position() -> None
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"null", b"{}", b"\xff", b'{"kind":"manifest"}', b'{"a":1,"a":1}', b"[" * 10**5]
 )
-def test_what_is_no_record_is_refused(data: bytes) -> None:
+def test_malformed_record_is_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
         manifest_from_json(data)
 
 
-def test_a_newer_format_is_refused_by_name() -> None:
+def test_newer_format_is_refused_by_name() -> None:
     with pytest.raises(VersionError, match=r"format version 2.*install a newer one"):
         manifest_from_json(lied(manifest_to_json(MANIFEST), format=2))
 
@@ -227,13 +227,13 @@ def test_a_newer_format_is_refused_by_name() -> None:
         [["x" * 5000, "BF16", [1]]],
     ],
 )
-def test_a_channel_with_an_impossible_table_is_refused(tensors: Any) -> None:
+def test_channel_with_an_impossible_table_is_refused(tensors: Any) -> None:
     with pytest.raises((FormatError, VersionError)):
         channel_from_json(lied(channel_to_json(CHANNEL), tensors=tensors))
 
 
 @pytest.mark.parametrize("aliases", [[], {"x": 1}, {"x": "nobody"}, {"w": "w"}])
-def test_a_channel_with_impossible_aliases_is_refused(aliases: Any) -> None:
+def test_channel_with_impossible_aliases_is_refused(aliases: Any) -> None:
     with pytest.raises(FormatError):
         channel_from_json(lied(channel_to_json(CHANNEL), aliases=aliases))
 
@@ -250,11 +250,11 @@ def test_a_channel_with_impossible_aliases_is_refused(aliases: Any) -> None:
         [["model.safetensors", 1, A]],
     ],
 )
-def test_an_anchor_with_impossible_files_is_refused(files: Any) -> None:
+def test_anchor_with_impossible_files_is_refused(files: Any) -> None:
     with pytest.raises(FormatError):
         anchor_from_json(lied(anchor_to_json(ANCHOR), files=files))
 
 
-def test_an_anchor_has_files_or_a_reference_and_not_both() -> None:
+def test_anchor_has_files_or_a_reference_and_not_both() -> None:
     with pytest.raises(FormatError):
         anchor_from_json(lied(anchor_to_json(ANCHOR), reference=["org/model", "main"]))

@@ -72,7 +72,7 @@ NAMES = {
 }
 
 
-def test_from_the_hub_to_a_replica_without_an_upload(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+def test_replica_starts_from_the_hub_without_an_upload(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
     commit = hugging_face.commit_of("tester/model")
     assert run("init", url, "--from-hub", "tester/model@main")["version"] == 0
     assert not any(listed.key.endswith(".safetensors") for listed in wc.open_store(url).list(""))
@@ -94,7 +94,7 @@ def test_from_the_hub_to_a_replica_without_an_upload(hugging_face: hub.Hub, url:
     assert run("pull", url, tmp_path / "replica")["version"] == 4
 
 
-def test_what_a_mirror_writes_is_not_written_to_the_cache(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+def test_download_for_a_mirror_is_not_written_to_the_cache(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
     """Its files change in place, and others use the cache's."""
     wc.init(url, Reference("tester/model", "main"))
     model = small_model()
@@ -115,14 +115,14 @@ def test_what_a_mirror_writes_is_not_written_to_the_cache(hugging_face: hub.Hub,
         assert same_bits(cached, small_model())
 
 
-def test_arrays_follow_too(url: str) -> None:
+def test_arrays_follow_a_channel_with_a_reference(url: str) -> None:
     wc.init(url, Reference("tester/model", "main"))
     target = blank(small_model())
     assert pull(url, target).version == 0
     assert same_bits(target, small_model())
 
 
-def test_who_holds_the_model_asks_the_hub_for_nothing(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+def test_replica_with_the_model_makes_no_request_to_the_hub(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
     wc.init(url, Reference("tester/model", "main"))
     write_folder(tmp_path / "replica", small_model())
     asked = len(hugging_face.asked)
@@ -130,7 +130,7 @@ def test_who_holds_the_model_asks_the_hub_for_nothing(hugging_face: hub.Hub, url
     assert not [name for name in hugging_face.asked[asked:] if name.startswith("model")]
 
 
-def test_an_anchor_in_the_bucket_is_taken_first(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+def test_anchor_in_the_bucket_is_taken_first(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
     wc.init(url, Reference("tester/model", "main"))
     model = small_model()
     train(model, 1)
@@ -141,8 +141,8 @@ def test_an_anchor_in_the_bucket_is_taken_first(hugging_face: hub.Hub, url: str,
     assert not [name for name in hugging_face.asked[asked:] if name.startswith("model")]
 
 
-def test_a_model_that_is_not_what_it_was_is_refused(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
-    """A reference to a branch may have moved on; digests tell."""
+def test_model_that_changed_on_the_hub_is_refused(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+    """A reference to a branch may have moved; the digests show it."""
     wc.init(url, small_model(), reference=Reference("tester/model", "main"))
     other = small_model(seed=5)
     write_folder(tmp_path / "other", other)
@@ -152,15 +152,15 @@ def test_a_model_that_is_not_what_it_was_is_refused(hugging_face: hub.Hub, url: 
     assert names_in(tmp_path / "replica") == set()
 
 
-def test_weights_that_are_there_twice_are_brought_once(hugging_face: hub.Hub, tmp_path: Path) -> None:
+def test_weights_stored_twice_are_downloaded_once(hugging_face: hub.Hub, tmp_path: Path) -> None:
     (tmp_path / "model" / "consolidated.safetensors").write_bytes(b"the same in another layout")
     (tmp_path / "brought").mkdir()
     bring(Reference("tester/model", "main"), tmp_path / "brought")
     assert names_in(tmp_path / "brought") == NAMES
 
 
-def test_a_cache_with_a_part_of_it_is_completed(hugging_face: hub.Hub, tmp_path: Path) -> None:
-    """As a tool leaves it that only read the configuration."""
+def test_partial_cache_is_completed(hugging_face: hub.Hub, tmp_path: Path) -> None:
+    """As left by a tool that only read the configuration."""
     from huggingface_hub import hf_hub_download
 
     commit = hugging_face.commit_of("tester/model")
@@ -173,7 +173,9 @@ def test_a_cache_with_a_part_of_it_is_completed(hugging_face: hub.Hub, tmp_path:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_hub_does_not_give(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+def test_model_that_the_hub_refuses_is_an_error_with_its_reason(
+    hugging_face: hub.Hub, url: str, tmp_path: Path
+) -> None:
     hugging_face.make_model("gated", tmp_path / "model")
     hugging_face.gated.add("tester/gated")
     for name, revision, kind, says in [
@@ -190,7 +192,7 @@ def test_what_the_hub_does_not_give(hugging_face: hub.Hub, url: str, tmp_path: P
     assert run("init", url, "--from-hub", "tester/gated@main", code=8)["error"]["hint"].startswith("Request access")
 
 
-def test_a_model_without_weights(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
+def test_reference_to_a_model_without_weights_is_refused(hugging_face: hub.Hub, url: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{}")
     hugging_face.make_model("empty", tmp_path / "empty")
@@ -199,7 +201,7 @@ def test_a_model_without_weights(hugging_face: hub.Hub, url: str, tmp_path: Path
     assert list(wc.open_store(url).list("")) == []
 
 
-def test_when_the_hub_is_away_people_are_told_what_to_do(hugging_face: hub.Hub, tmp_path: Path) -> None:
+def test_unreachable_hub_is_an_error_with_a_remedy(hugging_face: hub.Hub, tmp_path: Path) -> None:
     """The channel is somewhere else."""
     wc.init(tmp_path / "bucket", Reference("tester/model", "main"))
     commit = hugging_face.commit_of("tester/model")
@@ -219,7 +221,7 @@ def test_when_the_hub_is_away_people_are_told_what_to_do(hugging_face: hub.Hub, 
     assert "outside the bucket: the Hub cannot be reached" in str(caught.value)
 
 
-def test_without_the_library_people_are_told_what_to_do(hugging_face: hub.Hub, tmp_path: Path) -> None:
+def test_missing_library_is_an_error_with_a_remedy(hugging_face: hub.Hub, tmp_path: Path) -> None:
     wc.init(tmp_path / "bucket", Reference("tester/model", "main"))
     code = """
 import sys; sys.modules["huggingface_hub"] = None
@@ -233,7 +235,7 @@ with wc.Subscriber(sys.argv[1], sys.argv[2]) as subscriber:
     assert "NoRouteError: version 0 needs a checkpoint from outside the bucket: this needs huggingface_hub" in shown
 
 
-def test_slips(url: str, tmp_path: Path) -> None:
+def test_contradicting_arguments_are_refused(url: str, tmp_path: Path) -> None:
     for arguments in (
         (url,),
         (url, tmp_path / "model", "--from-hub", "tester/model@main"),
@@ -244,13 +246,13 @@ def test_slips(url: str, tmp_path: Path) -> None:
         assert run("init", *arguments, code=2)["error"]["hint"]
 
 
-def test_nothing_is_drawn(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_bar_is_drawn(url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wc.init(url, Reference("tester/model", "main"))
     pull(url, tmp_path / "replica")
     assert capfd.readouterr() == ("", "")
 
 
-def test_how_far_a_download_is_is_told(hugging_face: hub.Hub, tmp_path: Path) -> None:
+def test_progress_of_a_download_is_reported(hugging_face: hub.Hub, tmp_path: Path) -> None:
     weights = np.random.default_rng(0).integers(0, 1 << 16, (10, 1 << 18), dtype=np.uint16)
     write_folder(tmp_path / "large", wc.Arrays({"a": weights}, {"a": "BF16"}), shards=1)
     hugging_face.make_model("large", tmp_path / "large")
@@ -307,12 +309,12 @@ def test_weights_larger_than_the_channel_are_not_downloaded(
     assert names_in(folder) == set()
 
 
-def test_model_of_the_channels_size_is_brought(hugging_face: hub.Hub, folder: Path) -> None:
+def test_model_of_the_size_of_the_channel_is_downloaded(hugging_face: hub.Hub, folder: Path) -> None:
     bring(Reference("tester/model", "main"), folder, expected_bytes=small_model().table.nbytes)
     assert names_in(folder) == NAMES
 
 
-def test_small_files_that_are_large_are_not_downloaded(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
+def test_oversized_companion_files_are_not_downloaded(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
     for name in ("vocab.txt", "notes.json", "tokenizer.model"):
         sparse(tmp_path / "model" / name, 100 << 20)
     with pytest.raises(StoreError, match="files other than weights have"):
@@ -320,7 +322,9 @@ def test_small_files_that_are_large_are_not_downloaded(hugging_face: hub.Hub, tm
     assert not downloads(hugging_face, 0)
 
 
-def test_hub_that_tells_no_sizes(hugging_face: hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_that_states_no_sizes_is_refused_before_a_download(
+    hugging_face: hub.Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import HfApi
 
     real = HfApi.model_info
@@ -337,7 +341,7 @@ def test_hub_that_tells_no_sizes(hugging_face: hub.Hub, folder: Path, monkeypatc
 @pytest.mark.parametrize(
     "index", ["", "[]", '{"weight_map": 1}', '{"weight_map": {"a": 1}}', "[" * 100_000, '"\\ud800"']
 )
-def test_index_that_is_none(hugging_face: hub.Hub, tmp_path: Path, folder: Path, index: str) -> None:
+def test_malformed_index_is_refused(hugging_face: hub.Hub, tmp_path: Path, folder: Path, index: str) -> None:
     (tmp_path / "model" / "model.safetensors.index.json").write_text(index)
     with pytest.raises(StoreError, match="index"):
         bring(Reference("tester/model", "main"), folder)
@@ -362,7 +366,7 @@ def test_model_without_copies_is_whole_in_the_cache(hugging_face: hub.Hub, tmp_p
     assert names_in(folder) == NAMES
 
 
-def test_code_does_not_come_along(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
+def test_code_is_not_downloaded(hugging_face: hub.Hub, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "model" / "config.json").write_text('{"auto_map": {"AutoModel": "evil.Evil"}, "kept": 1}')
     (tmp_path / "model" / "adapter_config.json").write_text("{}")
     (tmp_path / "model" / "evil.py").write_text("import os")
@@ -386,7 +390,7 @@ def begun_elsewhere(url: str) -> wc.Arrays:
     return model
 
 
-def test_a_way_that_is_broken_is_found_though_it_begins_elsewhere(url: str) -> None:
+def test_broken_edge_is_found_in_a_channel_with_a_reference(url: str) -> None:
     begun_elsewhere(url)
     chain = Chain.open(wc.open_store(url))
     assert list(verify(chain)) == []
@@ -394,7 +398,7 @@ def test_a_way_that_is_broken_is_found_though_it_begins_elsewhere(url: str) -> N
     assert "no route leads from any anchor to the head" in [finding.problem for finding in verify(chain)]
 
 
-def test_a_hub_that_is_away_for_a_moment_is_no_reason_to_upload_the_model(
+def test_short_outage_of_the_hub_does_not_cause_an_upload(
     hugging_face: hub.Hub, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wc.init(url, Reference("tester/model", "main"))
@@ -413,7 +417,7 @@ def test_a_hub_that_is_away_for_a_moment_is_no_reason_to_upload_the_model(
     assert Chain.open(wc.open_store(url)).manifest(1).base is not None
 
 
-def test_gc_over_a_channel_that_begins_elsewhere(url: str) -> None:
+def test_gc_keeps_a_channel_with_a_reference_reachable(url: str) -> None:
     model = begun_elsewhere(url)
     run("gc", url, "--window", "0s", "--grace", "0s")
     there = blank(model)

@@ -41,12 +41,12 @@ def left(inventory: Inventory, policy: Retention = POLICY) -> list[Edge]:
     return [kept.edge for kept in inventory.edges if kept.edge not in gone]
 
 
-def test_a_young_channel_loses_nothing() -> None:
+def test_young_channel_loses_nothing() -> None:
     garbage = collectable(channel(100, every=60.0), POLICY)
     assert (garbage.manifests, garbage.edges, garbage.orphans) == ((), (), ())
 
 
-def test_everyone_within_the_window_can_go_on_and_newcomers_can_begin() -> None:
+def test_replicas_within_the_window_can_continue_and_new_ones_can_start() -> None:
     inventory = channel(40, anchors=(0, 30))
     edges = left(inventory)
     for version in range(33, 41):
@@ -54,7 +54,7 @@ def test_everyone_within_the_window_can_go_on_and_newcomers_can_begin() -> None:
         assert version in reachable(edges)
 
 
-def test_what_lies_before_the_anchor_in_use_goes() -> None:
+def test_objects_before_the_anchor_in_use_are_deleted() -> None:
     inventory = channel(40, anchors=(0, 30))
     garbage = collectable(inventory, POLICY)
     assert f"{ANCHORS}0/" in {edge.key for edge in garbage.edges}
@@ -62,27 +62,27 @@ def test_what_lies_before_the_anchor_in_use_goes() -> None:
     assert 5 in garbage.manifests
 
 
-def test_without_a_newer_anchor_the_old_one_and_a_way_from_it_stay() -> None:
+def test_old_anchor_and_a_route_from_it_stay_without_a_newer_one() -> None:
     edges = left(channel(100))
     assert {edge.key for edge in edges if edge.base is None} == {f"{ANCHORS}0/"}
     assert 100 in reachable(edges)
     assert len(edges) < 40, "deltas that squashes replace were kept"
 
 
-def test_the_newest_anchor_stays_even_if_nobody_needs_it_now() -> None:
+def test_newest_anchor_stays_even_if_unused() -> None:
     edges = left(channel(40, anchors=(0, 39)))
     assert f"{ANCHORS}39/" in {edge.key for edge in edges}
 
 
-def test_what_is_elsewhere_is_no_reason_to_delete_an_anchor() -> None:
-    """Not every replica gets there: what it could reach without, it must still reach."""
+def test_reference_does_not_replace_an_anchor() -> None:
+    """Not every replica can download the reference: what it could reach without it must stay reachable."""
     inventory = replace(channel(40, anchors=(6, 30), references=(0,)), pins=frozenset({8}))
     edges = [edge for edge in left(inventory) if edge.key != f"{ANCHORS}0/"]
     assert {8, 40} <= reachable(edges)
     assert f"{ANCHORS}6/" in {edge.key for edge in edges}
 
 
-def test_a_channel_that_began_elsewhere_shrinks_to_its_newest_anchor() -> None:
+def test_channel_with_a_reference_shrinks_to_its_newest_anchor() -> None:
     here, elsewhere = (
         collectable(inventory, POLICY)
         for inventory in (channel(40, anchors=(0, 30)), channel(40, anchors=(30,), references=(0,)))
@@ -92,37 +92,37 @@ def test_a_channel_that_began_elsewhere_shrinks_to_its_newest_anchor() -> None:
     assert replace(elsewhere, edges=()) == replace(here, edges=())
 
 
-def test_without_an_anchor_here_the_one_elsewhere_and_a_way_from_it_stay() -> None:
+def test_reference_and_a_route_from_it_stay_without_an_anchor() -> None:
     edges = left(channel(100, anchors=(), references=(0,)))
     assert {edge.key for edge in edges if edge.base is None} == {f"{ANCHORS}0/"}
     assert 100 in reachable(edges)
 
 
-def test_a_pin_keeps_its_version_reachable() -> None:
+def test_pin_keeps_its_version_reachable() -> None:
     inventory = replace(channel(40, anchors=(0, 30)), pins=frozenset({5}))
     assert 5 in reachable(left(inventory))
     assert 5 not in collectable(inventory, POLICY).manifests
 
 
-def test_a_replica_that_speaks_holds_its_version_back_but_not_for_ever() -> None:
+def test_live_replica_keeps_its_version_for_a_limited_time() -> None:
     inventory = channel(40, anchors=(0, 30))
     assert horizon(replace(inventory, replicas=((20, 60.0),)), POLICY) == 20
     assert horizon(replace(inventory, replicas=((5, 60.0),)), POLICY) == 34, "it lags 35 days behind"
     assert horizon(replace(inventory, replicas=((20, 8 * DAY),)), POLICY) == 34, "it has been silent for a week"
 
 
-def test_nothing_within_the_grace_period_goes_however_useless() -> None:
+def test_nothing_within_the_grace_period_is_deleted() -> None:
     inventory = channel(40, anchors=(0, 40), every=1.0)
     garbage = collectable(inventory, Retention(window=0, grace=DAY, patience=0))
     assert (garbage.manifests, garbage.edges) == ((), ())
 
 
-def test_orphans_go_once_they_are_old() -> None:
+def test_old_orphans_are_deleted() -> None:
     inventory = replace(channel(3), orphans=(("deltas/old", 2 * DAY), ("deltas/in-flight", 60.0)))
     assert collectable(inventory, POLICY).orphans == ("deltas/old",)
 
 
-def test_a_channel_that_is_damaged_already_is_left_alone() -> None:
+def test_damaged_channel_is_left_unchanged() -> None:
     inventory = channel(40)
     broken = replace(inventory, edges=tuple(kept for kept in inventory.edges if kept.edge.base is not None))
     garbage = collectable(broken, POLICY)
@@ -144,7 +144,7 @@ def inventories(draw: st.DrawFn) -> tuple[Inventory, Retention]:
 
 
 @given(inventories())
-def test_whatever_goes_the_head_the_window_and_the_pins_can_be_reached(case: tuple[Inventory, Retention]) -> None:
+def test_head_window_and_pins_stay_reachable_after_any_collection(case: tuple[Inventory, Retention]) -> None:
     inventory, policy = case
     edges = left(inventory, policy)
     there = reachable(edges)
@@ -155,7 +155,7 @@ def test_whatever_goes_the_head_the_window_and_the_pins_can_be_reached(case: tup
 
 
 @given(inventories())
-def test_a_delta_that_stays_on_a_needed_way_keeps_its_manifest(case: tuple[Inventory, Retention]) -> None:
+def test_delta_on_a_needed_route_keeps_its_manifest(case: tuple[Inventory, Retention]) -> None:
     inventory, policy = case
     garbage = collectable(inventory, policy)
     edges = left(inventory, policy)

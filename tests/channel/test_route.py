@@ -55,7 +55,7 @@ def test_no_route_is_cheaper(edges: list[Edge], start: int | None, goal: int) ->
 
 
 @given(graphs(), st.one_of(st.none(), st.integers(0, 12)), st.integers(0, 12))
-def test_a_route_begins_at_the_start_or_an_anchor_and_leads_to_the_goal(
+def test_route_begins_at_the_start_or_an_anchor_and_leads_to_the_goal(
     edges: list[Edge], start: int | None, goal: int
 ) -> None:
     route = cheapest_route(edges, start, goal)
@@ -66,30 +66,30 @@ def test_a_route_begins_at_the_start_or_an_anchor_and_leads_to_the_goal(
 
 
 @given(graphs())
-def test_what_can_be_reached_is_what_a_route_leads_to(edges: list[Edge]) -> None:
+def test_reachable_versions_are_those_with_a_route(edges: list[Edge]) -> None:
     found = reachable(edges)
     assert found == {goal for goal in range(13) if cheapest_route(edges, None, goal)}
 
 
-def test_who_is_there_goes_nowhere() -> None:
+def test_route_to_the_current_version_is_empty() -> None:
     assert cheapest_route([], 5, 5) == ()
 
 
-def test_of_equal_bytes_the_fewest_objects() -> None:
+def test_route_of_fewest_objects_wins_among_equal_bytes() -> None:
     edges = [Edge("delta", 0, 1, 5, "a"), Edge("delta", 1, 2, 5, "b"), Edge("squash", 0, 2, 10, "both")]
     route = cheapest_route(edges, 0, 2)
     assert route is not None
     assert [edge.key for edge in route] == ["both"]
 
 
-def test_an_anchor_is_taken_where_it_is_cheaper_than_going_on() -> None:
+def test_anchor_is_taken_where_it_is_cheaper_than_deltas() -> None:
     edges = [Edge("delta", 0, 1, 100, "delta"), Edge("anchor", None, 1, 99, "anchor")]
     route = cheapest_route(edges, 0, 1)
     assert route is not None
     assert [edge.key for edge in route] == ["anchor"]
 
 
-def test_a_hundred_thousand_versions_are_planned_in_a_moment() -> None:
+def test_hundred_thousand_versions_are_planned_in_a_moment() -> None:
     edges = [Edge("anchor", None, 0, 10**9, "anchor"), *(Edge("delta", v, v + 1, 10, f"{v}") for v in range(100_000))]
     route = cheapest_route(edges, None, 100_000)
     assert route is not None
@@ -103,7 +103,7 @@ def test_squashes_are_cut_at_multiples_once_all_their_versions_are_there() -> No
     assert list(squashes_due(3, 24, set(), (8,))) == [(8, 16), (16, 24)]
 
 
-def test_a_wide_squash_comes_after_the_narrow_ones_it_is_made_from() -> None:
+def test_wide_squash_comes_after_the_narrow_ones_it_is_made_from() -> None:
     due = list(squashes_due(0, 64, set(), (8, 64)))
     assert due[-1] == (0, 64)
     assert due[:-1] == [(v, v + 8) for v in range(0, 64, 8)]
@@ -138,10 +138,12 @@ def test_with_all_squashes_any_head_is_few_objects_away(head: int) -> None:
         (AtLeast(6), 3, 5, None),
     ],
 )
-def test_where_policies_go(policy: Newest | Every | Pinned | AtLeast, at: int | None, head: int, goal: int) -> None:
+def test_policies_choose_these_versions(
+    policy: Newest | Every | Pinned | AtLeast, at: int | None, head: int, goal: int
+) -> None:
     assert policy.goal(at, head) == goal
 
 
-def test_a_version_that_is_not_there_yet_cannot_be_pinned() -> None:
+def test_future_version_cannot_be_pinned() -> None:
     with pytest.raises(UsageError, match="no version 9 yet: the newest is 5"):
         Pinned(9).goal(3, 5)

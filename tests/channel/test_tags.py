@@ -78,7 +78,7 @@ def test_writer_refuses_impossible_label(label: Any) -> None:
 
 
 @given(st.text(max_size=MAX_LABEL + 5))
-def test_what_a_writer_accepts_every_reader_accepts(text: str) -> None:
+def test_label_that_a_writer_accepts_is_accepted_by_every_reader(text: str) -> None:
     try:
         label = check_label(text)
     except UsageError:
@@ -127,7 +127,7 @@ def test_no_tag_is_a_number(text: str) -> None:
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def test_tag_is_these_bytes() -> None:
+def test_tag_has_these_bytes() -> None:
     expected = '{"channel":"' + ID + '","format":1,"kind":"tag","name":"best","position":[41,"' + A + '"],"time":1.5}'
     assert tag_to_json(TAG).decode() == expected
     assert tag_from_json(tag_to_json(TAG)) == TAG
@@ -136,7 +136,7 @@ def test_tag_is_these_bytes() -> None:
 @pytest.mark.parametrize(
     "lie", [{"channel": "x"}, {"position": None}, {"position": [41]}, {"name": "a\nb"}, {"time": -1}, {"extra": 1}]
 )
-def test_tag_that_lies_is_refused(lie: dict[str, Any]) -> None:
+def test_false_tag_is_refused(lie: dict[str, Any]) -> None:
     with pytest.raises(FormatError):
         tag_from_json(json.dumps(json.loads(tag_to_json(TAG)) | lie).encode())
 
@@ -178,7 +178,7 @@ def test_only_force_moves_a_tag(chain: Chain) -> None:
     assert read_tag(chain, "best").position.version == 2
 
 
-def test_of_two_who_create_a_tag_one_wins(chain: Chain) -> None:
+def test_one_of_two_creations_of_a_tag_wins(chain: Chain) -> None:
     """The other creates it between our read and our create."""
     late = ScriptedStore(chain.store)
     late.before("create", "", lambda _: set_tag(chain, "best", position(chain, 1)))
@@ -195,7 +195,7 @@ def test_of_two_who_create_a_tag_one_wins(chain: Chain) -> None:
         (b"x" * 100, "no JSON"),
     ],
 )
-def test_damaged_tag_is_refused_by_name_and_force_mends_it(chain: Chain, data: bytes, problem: str) -> None:
+def test_damaged_tag_is_refused_by_name_and_force_repairs_it(chain: Chain, data: bytes, problem: str) -> None:
     chain.store.put(tag_key("best"), data)
     with pytest.raises(FormatError, match=problem):
         read_tag(chain, "best")
@@ -214,7 +214,7 @@ def test_tag_copied_to_another_name_is_refused(chain: Chain) -> None:
         read_tag(chain, "worst")
 
 
-def test_keys_that_are_no_tags_are_ignored(chain: Chain) -> None:
+def test_keys_that_are_not_tags_are_ignored(chain: Chain) -> None:
     for key in ("tags/7.json", "tags/a b.json", "tags/deep/er.json", "tags/best"):
         chain.store.put(key, b"{}")
     assert list(tag_names(chain)) == []

@@ -55,7 +55,7 @@ def test_every_verb_has_short_help() -> None:
         assert re.search(rf"^  {verb} ", listing, re.MULTILINE)
 
 
-def test_exit_codes_are_told_apart_and_documented() -> None:
+def test_exit_codes_are_distinct_and_documented() -> None:
     order = list(EXIT_CODES)
     for kind, parent in ((AccessError, StoreError), (ConflictError, ChannelError)):
         assert order.index(kind) < order.index(parent)
@@ -69,7 +69,7 @@ def test_exit_codes_are_told_apart_and_documented() -> None:
     ("typed", "offered"),
     [("p", {"publish", "pull", "plan", "pin"}), ("pull --f", {"--follow"}), ("publish --codec b", {"banded"})],
 )
-def test_the_shell_completes(typed: str, offered: set[str]) -> None:
+def test_shell_completes(typed: str, offered: set[str]) -> None:
     words = f"weightcast {typed}"
     asked = {"_WEIGHTCAST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = subprocess.run([SCRIPT], env=os.environ | asked, capture_output=True, text=True, check=True)
@@ -77,7 +77,7 @@ def test_the_shell_completes(typed: str, offered: set[str]) -> None:
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="the demo trains with torch")
-def test_the_demo_ends_with_the_same_bits_everywhere() -> None:
+def test_demo_ends_with_the_same_bits_everywhere() -> None:
     demo = Path(__file__).parents[2] / "examples" / "follow.py"
     command = [sys.executable, demo, "--steps", "2", "--warm-up", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -101,7 +101,7 @@ def test_numbers_in_names_are_counted() -> None:
     assert [name for name in ordered if name.isdigit()] == ["9", "10"]
 
 
-def test_ages_from_the_future_are_called_so() -> None:
+def test_ages_from_the_future_are_named_as_such() -> None:
     assert [ago(90), ago(-1)] == ["90 s ago", "0.0 s ago"]
     assert ago(-180) == "in the future by 3 min: check the clocks"
 

@@ -140,7 +140,7 @@ def test_diff_does_not_write_over_what_it_reads(single: Pair, tmp_path: Path) ->
     assert contents(tmp_path) == before
 
 
-def test_output_in_a_folder_that_is_not_there(single: Pair, tmp_path: Path) -> None:
+def test_output_in_a_missing_folder_is_an_error(single: Pair, tmp_path: Path) -> None:
     done = weightcast("diff", single.old, single.new, "-o", tmp_path / "gone" / "patch")
     assert done.code != 0
     assert "gone" in done.complaint
@@ -151,8 +151,8 @@ UNWRITABLE = Path("/sys")
 
 
 @pytest.mark.skipif(not UNWRITABLE.is_dir(), reason="no such folder on this system")
-def test_a_place_that_cannot_be_written_to(single: Pair) -> None:
-    """People are told of the place they named, not of a temporary file, and what to do."""
+def test_place_without_write_permission_is_an_error(single: Pair) -> None:
+    """The error names the place the user gave, not a temporary file, and the remedy."""
     out = UNWRITABLE / "weightcast-out"
     commands = (("diff", single.old, single.new, "-o", out), ("apply", single.patch, single.old, "-o", out))
     for done in at_once(*commands):
@@ -165,7 +165,7 @@ def test_a_place_that_cannot_be_written_to(single: Pair) -> None:
     assert told.error["hint"] in told.error["text"]
 
 
-def test_a_file_of_another_kind(tmp_path: Path) -> None:
+def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
     done = weightcast("inspect", tmp_path / "config.json")
     assert done.code == FORMAT

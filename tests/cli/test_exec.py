@@ -89,7 +89,7 @@ def event(stream: IO[str] | None) -> dict[str, Any]:
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_command_that_failed_is_run_by_the_next_pull(channel: Channel, tmp_path: Path) -> None:
+def test_command_that_failed_is_run_by_the_next_pull(channel: Channel, tmp_path: Path) -> None:
     folder, log = tmp_path / "replica", tmp_path / "log"
     command = f"echo $WEIGHTCAST_VERSION >> {log}; test -e {tmp_path}/ready"
     for code in (1, 1, 0, 0):
@@ -102,13 +102,13 @@ def test_a_command_that_failed_is_run_by_the_next_pull(channel: Channel, tmp_pat
     assert ran.position == channel.position(0)
 
 
-def test_another_command_has_not_run(channel: Channel, tmp_path: Path) -> None:
+def test_another_command_is_run(channel: Channel, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run("pull", channel.url, tmp_path / "replica", "--exec", f"touch {tmp_path}/{name}")
         assert (tmp_path / name).exists()
 
 
-def test_a_command_runs_for_a_version_gone_back_to(channel: Channel, tmp_path: Path) -> None:
+def test_command_runs_for_an_earlier_version_too(channel: Channel, tmp_path: Path) -> None:
     channel.publish()
     command = f"echo $WEIGHTCAST_VERSION >> {tmp_path}/log"
     for version in (1, 0, 1):
@@ -116,15 +116,15 @@ def test_a_command_runs_for_a_version_gone_back_to(channel: Channel, tmp_path: P
     assert (tmp_path / "log").read_text().split() == ["1", "0", "1"]
 
 
-def test_the_files_cannot_change_while_a_command_runs(channel: Channel, tmp_path: Path) -> None:
-    """The lock is held shared: whoever would change the files waits, whoever reads them does not."""
+def test_files_cannot_change_while_a_command_runs(channel: Channel, tmp_path: Path) -> None:
+    """The lock is shared: writers wait, readers do not."""
     folder = tmp_path / "replica"
     lock = "$WEIGHTCAST_FOLDER/.weightcast/lock"
     command = f"flock -xn {lock} true && exit 9; flock -sn {lock} true"
     assert run("pull", channel.url, folder, "--exec", command)[0] == 0
 
 
-def test_a_damaged_head_has_an_exit_code_of_its_own(channel: Channel, tmp_path: Path) -> None:
+def test_damaged_head_has_an_exit_code_of_its_own(channel: Channel, tmp_path: Path) -> None:
     channel.publish()
     channel.publish()
     path = channel.url / channel.chain.manifest(2).object.key
@@ -149,7 +149,7 @@ def test_a_damaged_head_has_an_exit_code_of_its_own(channel: Channel, tmp_path: 
 # -- for ever ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_killed_while_its_command_runs_runs_it_again(channel: Channel, tmp_path: Path) -> None:
+def test_follower_killed_while_its_command_runs_runs_it_again(channel: Channel, tmp_path: Path) -> None:
     folder, log, mark = tmp_path / "replica", tmp_path / "log", tmp_path / "mark"
     os.mkfifo(mark)
     command = f"echo $WEIGHTCAST_VERSION >> {log}; echo > {mark}; test -e {tmp_path}/ready || sleep 5"
@@ -167,7 +167,7 @@ def test_a_follower_killed_while_its_command_runs_runs_it_again(channel: Channel
     assert log.read_text().split() == ["0", "0"]
 
 
-def test_a_failing_command_is_tried_again_until_it_succeeds(channel: Channel, tmp_path: Path) -> None:
+def test_failing_command_is_tried_again_until_it_succeeds(channel: Channel, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = f"echo $WEIGHTCAST_VERSION >> {log}; test $(wc -l < {log}) -ge 2"
     with following(channel, tmp_path / "replica", command) as child:
@@ -200,7 +200,7 @@ def test_signal_right_after_the_command_does_not_lose_its_result(
     assert (beat.ran, beat.error) == (0, None)
 
 
-def test_a_command_that_prints_does_not_get_into_the_stream_of_json(channel: Channel, tmp_path: Path) -> None:
+def test_output_of_a_command_stays_out_of_the_json_stream(channel: Channel, tmp_path: Path) -> None:
     """Whole lines, half lines, and whatever other files of ours a child might find open."""
     others = 'for fd in 3 4 5 6 7 8 9; do eval "echo stray >&$fd" 2>/dev/null; done'
     command = f"echo line; printf half; echo complaint >&2; {others}; (sleep 0.05; echo late) & true"
@@ -238,7 +238,7 @@ def at(version: int) -> Position:
     return Position(version, f"{version:064x}")
 
 
-def test_a_failure_waits_longer_each_time_and_a_newer_version_does_not_wait(mirror: Path) -> None:
+def test_failed_command_waits_longer_each_time_and_a_newer_version_does_not(mirror: Path) -> None:
     clock = FakeClock()
     command = Command("exit 3", mirror, as_json=False, clock=clock)
     waits = []
@@ -257,7 +257,7 @@ def test_a_failure_waits_longer_each_time_and_a_newer_version_does_not_wait(mirr
     assert command.problem == "the command ended with exit code 3"
 
 
-def test_what_ran_is_of_one_channel_and_one_command(mirror: Path) -> None:
+def test_record_of_a_command_belongs_to_one_channel_and_one_command(mirror: Path) -> None:
     write_ran(mirror, Ran.of("c", "true", at(4)))
     assert Command("true", mirror, as_json=False).ran("c") == at(4)
     assert not Command("true", mirror, as_json=False).is_due("c", at(4))
@@ -267,7 +267,7 @@ def test_what_ran_is_of_one_channel_and_one_command(mirror: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"format":1,"kind":"ran"}', b"\xff\xfe"])
-def test_a_record_that_makes_no_sense_has_not_run(mirror: Path, data: bytes) -> None:
+def test_malformed_record_of_a_command_counts_as_not_run(mirror: Path, data: bytes) -> None:
     (mirror / ".weightcast" / "ran.json").write_bytes(data)
     assert read_ran(mirror) is None
 
@@ -288,7 +288,7 @@ def test_forget_deletes_a_heartbeat(channel: Channel, tmp_path: Path) -> None:
 # -- where a folder stands ---------------------------------------------------------------------------------------------
 
 
-def test_digest_and_status_of_a_mirror_tell_files_from_log(channel: Channel, tmp_path: Path) -> None:
+def test_digest_and_status_of_a_mirror_distinguish_files_and_log(channel: Channel, tmp_path: Path) -> None:
     folder = tmp_path / "replica"
     run("pull", channel.url, folder, "--exec", "true")
     channel.publish()

@@ -38,7 +38,7 @@ def test_log_for_people(shared: World) -> None:
     assert len(text("log", shared.url, "-n", 3).splitlines()) == 4
 
 
-def test_log_finds_versions_behind_a_gap(world: World) -> None:
+def test_log_finds_versions_before_a_gap(world: World) -> None:
     for version in (5, 6, 7):
         (world.url / "manifests" / f"{version:012d}.json").unlink()
     assert [row["version"] for row in facts("log", world.url, "-n", 4)["versions"]] == [9, 8, 4, 3]
@@ -140,7 +140,7 @@ def test_long_has_digests_and_times(shared: World, monkeypatch: pytest.MonkeyPat
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_versions_from_the_future_are_called_so(world: World) -> None:
+def test_versions_from_the_future_are_named_as_such(world: World) -> None:
     path = world.url / "manifests" / f"{9:012d}.json"
     path.write_bytes(re.sub(rb'"time":[0-9.]+', b'"time":4102444800.0', path.read_bytes()))
     done = run("log", world.url)

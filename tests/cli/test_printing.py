@@ -68,12 +68,12 @@ def test_every_character_is_printable_or_spelled_out() -> None:
 @pytest.mark.parametrize(
     "character", ["\x1b", "\x9b", "\x00", "\n", "\r", "\x7f", "\u202e", "\u200b", "\u2066", "\ufeff"]
 )
-def test_what_acts_on_a_terminal_is_spelled_out(character: str) -> None:
+def test_terminal_control_characters_are_spelled_out(character: str) -> None:
     assert one_line(f"a{character}b") == f"a{character.encode('unicode_escape').decode()}b"
 
 
 @pytest.mark.parametrize("character", ["\u3164", "\u115f", "\u034f", "\ufe0f", "\udc80"])
-def test_what_shows_nothing_is_spelled_out(character: str) -> None:
+def test_invisible_characters_are_spelled_out(character: str) -> None:
     assert one_line(character).startswith("\\")
 
 
@@ -156,7 +156,7 @@ def test_styles_stay_where_they_were() -> None:
     assert [shown.plain[span.start : span.end] for span in shown.spans] == ["a\\x1b", "\\x00c"]
 
 
-def test_a_progress_bar_is_no_way_around() -> None:
+def test_progress_bar_spells_out_control_characters() -> None:
     console = Terminal(force_terminal=True, width=200, color_system=None)
     with console.capture() as captured:
         bars = progress_on(console)
@@ -268,7 +268,7 @@ def test_json_holds_the_names_exactly(world: World) -> None:
         assert {row["name"] for row in json.loads(out)["tensors"]} == set(NAMES)
 
 
-def test_on_a_terminal_too(world: World) -> None:
+def test_hostile_names_do_not_act_on_a_terminal(world: World) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "weightcast", "inspect", world.patch]
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}) as child:
@@ -288,7 +288,7 @@ def test_on_a_terminal_too(world: World) -> None:
     assert rb"\x1b]0;owned" in said
 
 
-def test_what_an_engine_answers_is_text(tmp_path: Path, world: World) -> None:
+def test_answers_of_an_engine_are_printed_as_text(tmp_path: Path, world: World) -> None:
     class Rude(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps({"error": {"message": HOSTILE}, "detail": HOSTILE}).encode()
@@ -349,7 +349,7 @@ def test_any_time_can_be_shown() -> None:
 
 
 @pytest.mark.parametrize("when", [253402300800.0, 999_999_999_999.0])
-def test_a_commit_in_the_far_future_is_shown(world: World, tmp_path: Path, when: float) -> None:
+def test_commit_in_the_far_future_is_shown(world: World, tmp_path: Path, when: float) -> None:
     """Such a time is refused when a record is read, or shown: never a crash."""
     url = Path(shutil.copytree(world.url, tmp_path / "channel"))
     commit = url / manifest_key(1)
@@ -373,7 +373,7 @@ def test_names_that_make_an_empty_grid_are_listed() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENOENT])
-def test_an_error_of_the_system_comes_with_a_remedy(number: int) -> None:
+def test_system_error_has_a_remedy(number: int) -> None:
     fields = fields_of(OSError(number, os.strerror(number), "/some/where"))
     assert fields["hint"].endswith(".")
     assert fields["text"].endswith(f"(file /some/where). {fields['hint']}")

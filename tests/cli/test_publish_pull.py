@@ -55,7 +55,7 @@ def test_pull_takes_over_a_checkpoint_of_a_version(shared: World, tmp_path: Path
     assert holds(folder, shared.states[VERSIONS - 1])
 
 
-def test_a_reference_uploads_no_weights(shared: World, tmp_path: Path) -> None:
+def test_reference_uploads_no_weights(shared: World, tmp_path: Path) -> None:
     url = tmp_path / "channel"
     facts("init", url, shared.checkpoints[0], "--reference", "some/model@abc123")
     assert objects(url, "anchors") == []
@@ -68,7 +68,7 @@ def test_a_reference_uploads_no_weights(shared: World, tmp_path: Path) -> None:
     assert facts("pull", url, tmp_path / "replica")["version"] == 0
 
 
-def test_exec_is_told_what_came(shared: World, tmp_path: Path) -> None:
+def test_exec_gets_the_version_in_its_environment(shared: World, tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "replica"
     command = RECORD.format(log=log)
     pulled = facts("pull", shared.url, folder, "--exec", command)
@@ -84,7 +84,7 @@ def test_exec_finds_the_files_at_the_version(shared: World, tmp_path: Path) -> N
     assert holds(tmp_path / "seen", shared.states[VERSIONS - 1])
 
 
-def test_a_failing_command_is_the_exit_code(shared: World, tmp_path: Path) -> None:
+def test_failing_command_is_the_exit_code(shared: World, tmp_path: Path) -> None:
     done = run("pull", shared.url, tmp_path / "replica", "--exec", "exit 42")
     assert (done.code, done.err) == (42, "warning: the command ended with exit code 42\n")
     assert holds(tmp_path / "replica", shared.states[VERSIONS - 1])
@@ -92,7 +92,7 @@ def test_a_failing_command_is_the_exit_code(shared: World, tmp_path: Path) -> No
     assert killed.code == 128 + 9
 
 
-def test_what_the_command_prints_does_not_mix_with_json(shared: World, tmp_path: Path) -> None:
+def test_output_of_the_command_does_not_mix_with_json(shared: World, tmp_path: Path) -> None:
     (done,) = at_once(("pull", shared.url, tmp_path / "replica", "--exec", "echo noise", "--json"))
     assert done.facts["version"] == VERSIONS - 1
     assert done.err == "noise\n"

@@ -100,7 +100,7 @@ def followed(script: tuple[str | int | None, ...], as_json: bool, capsys: pytest
     return capsys.readouterr().out.splitlines()
 
 
-def test_outage_is_warned_of_once_and_its_end_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outage_is_warned_about_once_and_its_end_reported(capsys: pytest.CaptureFixture[str]) -> None:
     script = ("no answer", "no answer", "no route", "no answer", 1, None, "no answer", None, None)
     events = [json.loads(line) for line in followed(script, True, capsys)]
     told = [event.get("problem") or event.get("version") or event["seconds"] for event in events]
@@ -143,7 +143,7 @@ def test_signal_ends_a_verb_without_traceback(tmp_path: Path, number: int, code:
     assert tree(tmp_path) == {}
 
 
-def test_a_signal_reaches_the_command_and_it_is_waited_for(world: World, tmp_path: Path) -> None:
+def test_signal_reaches_the_command_and_its_end_is_awaited(world: World, tmp_path: Path) -> None:
     mark = tmp_path / "begun"
     ending = f"trap 'sleep 0.5; echo ended >> {mark}; exit 1' TERM"
     command = f"exec > /dev/null 2>&1; {ending}; touch {mark}; while :; do sleep 0.05; done"

@@ -46,7 +46,7 @@ def test_rates_are_read_as_people_write_them(text: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0M", "-1", "fast", "1X", "1M/h", "1e9", "nan", "1..5M"])
-def test_other_texts_are_no_rates(text: str) -> None:
+def test_other_texts_are_refused_as_rates(text: str) -> None:
     with pytest.raises(UsageError, match="not a rate"):
         rate_of(text)
 
@@ -91,7 +91,7 @@ def test_log_file_has_one_line_with_time_for_each_message(channel: Path, tmp_pat
         (("-q",), []),
     ],
 )
-def test_how_much_is_said(
+def test_verbosity_options_choose_what_is_printed(
     channel: Path, options: tuple[str, ...], shown: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*options, "log", channel)

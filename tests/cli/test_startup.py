@@ -131,7 +131,7 @@ def test_termination_while_the_command_starts_is_quiet() -> None:
     assert (code, out) == (143, b"")
 
 
-def test_a_program_that_imports_the_library_keeps_its_own_signals() -> None:
+def test_program_that_imports_the_library_keeps_its_own_signals() -> None:
     code = (
         "import signal, sys; before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)\n"
         "import weightcast\n"

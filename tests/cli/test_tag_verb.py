@@ -75,7 +75,7 @@ def test_tag_that_names_nothing_is_found(world: World) -> None:
     assert "which is no longer there" in refused(world.url, USAGE, "show", world.url, "seven")
 
 
-def test_gc_keeps_tagged_versions_and_nothing_goes_while_a_tag_cannot_be_read(world: World) -> None:
+def test_gc_keeps_tagged_versions_and_deletes_nothing_while_a_tag_cannot_be_read(world: World) -> None:
     now = ("--window", "0s", "--grace", "0s", "--patience", "0s")
     run("tag", world.url, 6, "release")
     assert facts("gc", world.url, *now, "--dry-run")["versions"] == [7, 8]

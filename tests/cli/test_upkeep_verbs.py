@@ -160,7 +160,7 @@ def test_keep_rules_keep_what_they_say(world: World, tmp_path: Path) -> None:
     assert holds(tmp_path / "replica", world.states[6])
 
 
-def test_anchor_of_an_older_version_is_said_and_exits_13(world: World, tmp_path: Path) -> None:
+def test_anchor_of_an_older_version_is_reported_and_exits_13(world: World, tmp_path: Path) -> None:
     run("publish", world.url, world.checkpoints[VERSIONS])
     flip(objects(world.url, "deltas")[-1])
     done = run("squash", world.url, "--anchor", "--folder", tmp_path / "scratch")

@@ -65,7 +65,7 @@ shapes = pytest.mark.parametrize("sharded", [False, True], ids=["file", "folder"
 
 @shapes
 @pytest.mark.parametrize("codec", ["plain", "gap", "banded"])
-def test_in_place(tmp_path: Path, sharded: bool, codec: str) -> None:
+def test_apply_in_place_gives_the_new_bits(tmp_path: Path, sharded: bool, codec: str) -> None:
     case = make_case(tmp_path, sharded, codec=codec)
     done = apply_in_place(case.patch, case.target)
     assert case.holds(case.new)
@@ -75,7 +75,7 @@ def test_in_place(tmp_path: Path, sharded: bool, codec: str) -> None:
 
 
 @shapes
-def test_to_a_copy(tmp_path: Path, sharded: bool) -> None:
+def test_apply_to_a_copy_gives_the_new_bits(tmp_path: Path, sharded: bool) -> None:
     case = make_case(tmp_path, sharded)
     apply_to_copy(case.patch, case.target, tmp_path / "out")
     assert case.holds(case.old)
@@ -88,7 +88,7 @@ def test_to_a_copy(tmp_path: Path, sharded: bool) -> None:
 
 
 @shapes
-def test_the_files_it_writes_are_what_safetensors_reads(tmp_path: Path, sharded: bool) -> None:
+def test_written_files_are_read_by_safetensors(tmp_path: Path, sharded: bool) -> None:
     from safetensors import safe_open
 
     case = make_case(tmp_path, sharded)
@@ -102,7 +102,7 @@ def test_the_files_it_writes_are_what_safetensors_reads(tmp_path: Path, sharded:
 
 
 @shapes
-def test_a_wrong_base_is_refused_before_a_byte_is_touched(tmp_path: Path, sharded: bool) -> None:
+def test_wrong_base_is_refused_before_a_byte_is_touched(tmp_path: Path, sharded: bool) -> None:
     case = make_case(tmp_path, sharded)
     other = tmp_path / "other"
     (write_folder if sharded else write_file)(other, model(3000, seed=1)[0])
@@ -115,7 +115,7 @@ def test_a_wrong_base_is_refused_before_a_byte_is_touched(tmp_path: Path, sharde
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "other", "patch", "target"]
 
 
-def test_a_folder_of_one_file_and_a_folder_of_loose_files(tmp_path: Path) -> None:
+def test_folder_of_one_file_or_of_loose_files_is_patched(tmp_path: Path) -> None:
     old, _ = model(100)
     (tmp_path / "single").mkdir()
     write_file(tmp_path / "single" / "model.safetensors", old)
@@ -180,7 +180,7 @@ class DieAt:
 
 
 @shapes
-def test_killed_at_every_step_and_run_again(tmp_path: Path, sharded: bool) -> None:
+def test_apply_killed_at_every_step_completes_when_repeated(tmp_path: Path, sharded: bool) -> None:
     steps, half_changed, killed = 0, 0, signal.SIGKILL
     while killed:
         steps += 1
@@ -201,7 +201,7 @@ def test_killed_at_every_step_and_run_again(tmp_path: Path, sharded: bool) -> No
     assert half_changed > 2
 
 
-def test_killed_twice_on_the_way_back(tmp_path: Path) -> None:
+def test_apply_killed_twice_during_recovery_completes(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=True)
     for n in (9, 5, 4):
         run_and_die(lambda: apply_in_place(case.patch, case.target), DieAt(n).install)
@@ -209,7 +209,7 @@ def test_killed_twice_on_the_way_back(tmp_path: Path) -> None:
     assert case.holds(case.new)
 
 
-def test_killed_at_moments_nobody_chose(tmp_path: Path) -> None:
+def test_apply_killed_at_random_moments_completes_when_repeated(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     begin = time.perf_counter()
     first = make_case(tmp_path, sharded=True, size=400_000)
@@ -244,7 +244,7 @@ def test_resume_completes_what_was_interrupted_without_the_patch(tmp_path: Path)
     assert case.holds(case.new)
 
 
-def test_a_target_edited_while_interrupted_is_found_out(tmp_path: Path) -> None:
+def test_target_edited_while_interrupted_is_noticed(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=False)
     n = 1
     while not redo_path(case.target).exists():
@@ -256,7 +256,7 @@ def test_a_target_edited_while_interrupted_is_found_out(tmp_path: Path) -> None:
         resume(case.target)
 
 
-def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(tmp_path, sharded=False)
 
     def full(fd: int) -> None:
@@ -269,7 +269,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "patch", "target"]
 
 
-def test_two_writers_at_once_are_one_too_many(tmp_path: Path) -> None:
+def test_second_writer_at_once_is_refused(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=True)
     with (
         wc.Checkpoint(case.target, writable=True),
@@ -281,7 +281,7 @@ def test_two_writers_at_once_are_one_too_many(tmp_path: Path) -> None:
     assert case.holds(case.new)
 
 
-def test_a_folder_and_a_file_in_it_are_the_same_weights(tmp_path: Path) -> None:
+def test_folder_and_a_file_in_it_are_the_same_weights(tmp_path: Path) -> None:
     """An apply interrupted under one name is found under the other."""
     case = make_case(tmp_path, sharded=False)
     folder = tmp_path / "folder"
@@ -304,21 +304,21 @@ def test_a_folder_and_a_file_in_it_are_the_same_weights(tmp_path: Path) -> None:
                 weights.write(spec.name, case.old.read(spec.name))
 
 
-def test_a_copy_inside_its_original_is_refused(tmp_path: Path) -> None:
+def test_copy_inside_its_original_is_refused(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=True)
     with pytest.raises(UsageError, match="inside the target"):
         apply_to_copy(case.patch, case.target, case.target / "copy")
     assert not (case.target / "copy").exists()
 
 
-def test_a_copy_keeps_permissions_and_can_be_made_of_what_is_read_only(tmp_path: Path) -> None:
+def test_copy_keeps_permissions_and_can_be_made_of_what_is_read_only(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=False)
     case.target.chmod(0o400)
     apply_to_copy(case.patch, case.target, tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o600
 
 
-def test_outputs_that_cannot_be_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_impossible_outputs_are_refused_before_any_work(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=False)
     with pytest.raises(UsageError, match="folder does not exist"):
         apply_to_copy(case.patch, case.target, tmp_path / "no" / "out")
@@ -335,7 +335,7 @@ def test_errors_of_apply_name_the_target(tmp_path: Path) -> None:
     assert error.value.file == str(tmp_path / "other")
 
 
-def test_whoever_is_refused_touches_nothing_of_whoever_is_at_work(tmp_path: Path) -> None:
+def test_refused_writer_leaves_the_files_of_the_running_one(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=True)
     redo = redo_path(case.target)
     unfinished = redo.with_name(f"{redo.name}.12345.partial")
@@ -349,9 +349,7 @@ def test_whoever_is_refused_touches_nothing_of_whoever_is_at_work(tmp_path: Path
     assert not unfinished.exists()
 
 
-def test_what_must_be_durable_is_synced_before_what_relies_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_synced_before_what_relies_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut keeps only what was synced: the redo file before the target is touched, the target before it goes."""
     case = make_case(tmp_path, sharded=False)
     done: list[str] = []
@@ -403,7 +401,7 @@ def linked(case: Case, copy: Path) -> Case:
 
 
 @shapes
-def test_a_target_made_of_hard_links_leaves_the_original_alone(tmp_path: Path, sharded: bool) -> None:
+def test_target_made_of_hard_links_leaves_the_original_unchanged(tmp_path: Path, sharded: bool) -> None:
     original = make_case(tmp_path, sharded)
     copy = linked(original, tmp_path / "copy")
     assert apply_in_place(copy.patch, copy.target).changed
@@ -412,7 +410,7 @@ def test_a_target_made_of_hard_links_leaves_the_original_alone(tmp_path: Path, s
     assert not list(tmp_path.glob("**/.*"))
 
 
-def test_a_wrong_base_copies_nothing(tmp_path: Path) -> None:
+def test_wrong_base_copies_nothing(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=False)
     with wc.Checkpoint(case.target, writable=True) as weights:
         weights.write("b.weight", weights.read("b.weight") ^ np.uint16(1))
@@ -422,7 +420,7 @@ def test_a_wrong_base_copies_nothing(tmp_path: Path) -> None:
     assert copy.target.samefile(case.target)
 
 
-def test_killed_at_every_step_while_links_are_separated(tmp_path: Path) -> None:
+def test_apply_killed_while_separating_links_completes_when_repeated(tmp_path: Path) -> None:
     steps, killed = 0, signal.SIGKILL
     while killed:
         steps += 1
@@ -439,7 +437,7 @@ def test_killed_at_every_step_while_links_are_separated(tmp_path: Path) -> None:
     assert steps > 15
 
 
-def test_files_behind_symbolic_links_are_not_written(tmp_path: Path) -> None:
+def test_targets_of_symbolic_links_are_not_written(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=False)
     (tmp_path / "link").symlink_to(case.target)
     with pytest.raises(CheckpointError, match="symbolic link"):
@@ -448,7 +446,7 @@ def test_files_behind_symbolic_links_are_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", ["target", "new"])
-def test_a_file_saved_anew_while_it_is_compared_makes_no_patch(tmp_path: Path, saved: str) -> None:
+def test_file_saved_again_during_a_diff_makes_no_patch(tmp_path: Path, saved: str) -> None:
     case = make_case(tmp_path, sharded=False)
     out = tmp_path / "out"
 
@@ -463,7 +461,7 @@ def test_a_file_saved_anew_while_it_is_compared_makes_no_patch(tmp_path: Path, s
         assert not out.exists()
 
 
-def test_a_target_saved_anew_while_it_is_copied_makes_no_copy(tmp_path: Path) -> None:
+def test_target_saved_again_during_a_copy_makes_no_copy(tmp_path: Path) -> None:
     case = make_case(tmp_path, sharded=False)
 
     def report(stage: str, done: int, total: int) -> None:

@@ -70,7 +70,7 @@ def test_deep_nesting_hides_nothing(depth: int, tmp_path: Path) -> None:
     assert not path.exists() or "auto_map" not in path.read_text()
 
 
-def test_what_is_called_json_and_is_none_is_removed(tmp_path: Path) -> None:
+def test_malformed_json_file_is_removed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b'{"auto_map": ')
     assert remove_code_references(tmp_path) == ["config.json"]
     assert list(tmp_path.iterdir()) == []

@@ -26,13 +26,13 @@ with scratch() as folder:
 """
 
 
-def test_nobody_takes_the_folder_of_one_that_lives(tmp_path: Path) -> None:
+def test_folder_of_a_running_process_is_kept(tmp_path: Path) -> None:
     running = [subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)]) for _ in range(4)]
     assert [one.wait(120) for one in running] == [0, 0, 0, 0]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_one_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1

@@ -82,7 +82,7 @@ def test_index_points_outside_its_folder(shards: Shards, place: str) -> None:
 
 
 @pytest.mark.parametrize("place", [7, None, ["x"], {"file": "x"}])
-def test_index_points_to_no_file_name(shards: Shards, place: Any) -> None:
+def test_index_points_to_an_impossible_file_name(shards: Shards, place: Any) -> None:
     shards.edit_index(lambda weight_map: weight_map.update(a=place))
     assert shards.refuses(CheckpointError, "the index points").tensor == "a"
 
@@ -102,7 +102,7 @@ def test_index_with_half_a_character(shards: Shards) -> None:
         assert shards.refuses(FormatError, "half a surrogate pair").file == str(shards.folder / INDEX)
 
 
-def test_index_names_a_file_that_is_not_there(shards: Shards) -> None:
+def test_index_names_a_missing_file(shards: Shards) -> None:
     gone = shards.file(1)
     gone.unlink()
     assert shards.refuses(CheckpointError, "cannot open: No such file").file == str(gone)
@@ -167,7 +167,7 @@ def test_index_and_file_disagree(shards: Shards) -> None:
     assert (error.tensor, error.file) == ("c", str(shards.file(0)))
 
 
-def test_file_holds_a_tensor_the_index_has_not(shards: Shards) -> None:
+def test_file_holds_a_tensor_missing_from_the_index(shards: Shards) -> None:
     rest = [spec for spec in sample()[0].table if spec.name == "b"]
     write_file(shards.file(0), sample()[0])
     error = shards.refuses(CheckpointError, "the index and the file disagree")

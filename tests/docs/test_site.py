@@ -44,7 +44,7 @@ def test_every_public_name_is_in_the_reference() -> None:
         '@import "https://styles.example/a.css";',
     ],
 )
-def test_what_a_page_loads_from_another_host_is_found(hooks: ModuleType, text: str) -> None:
+def test_load_from_another_host_is_found(hooks: ModuleType, text: str) -> None:
     assert hooks.loads_from_elsewhere(text)
 
 

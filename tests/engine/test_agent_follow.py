@@ -69,7 +69,7 @@ def test_heartbeat_reports_the_engines_version(training: Training, tmp_path: Pat
         assert found.position.version == 1
 
 
-def test_heartbeat_that_was_refused_is_tried_again(training: Training, tmp_path: Path) -> None:
+def test_refused_heartbeat_is_sent_again(training: Training, tmp_path: Path) -> None:
     clock, store = Rounds(), ScriptedStore(open_store(training.url))
     refused = store.fail("put", REPLICAS, AccessError)
     with Agent(store, Local(training.weights), tmp_path / "mirror", replica="gpu-1", clock=clock) as agent:
@@ -82,7 +82,7 @@ def test_heartbeat_that_was_refused_is_tried_again(training: Training, tmp_path:
         assert clock.time < DAY
 
 
-def test_agent_that_leaves_takes_back_its_own_heartbeat_only(training: Training, tmp_path: Path) -> None:
+def test_leaving_agent_deletes_only_its_own_heartbeat(training: Training, tmp_path: Path) -> None:
     engine = Local(training.weights)
     training.step(1)
     with Agent(training.url, engine, tmp_path / "mirror", replica="gpu-1") as agent:

@@ -177,7 +177,7 @@ class Rounding(Local):
         self.models, self.workers = [model], [EngineWorker(model, learner, load, str(folder), 0, 1)]
 
 
-def test_tensor_that_the_engine_rounds_is_patched_and_called_unproven(tmp_path: Path) -> None:
+def test_tensor_that_the_engine_rounds_is_patched_and_reported_as_unverified(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {"p": rng.standard_normal((40, 6), np.float32), "q": rng.integers(0, 2**14, 50).astype(np.uint16)}
     weights = wc.Arrays(arrays, dtypes={"q": "BF16"})

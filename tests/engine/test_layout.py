@@ -33,12 +33,12 @@ def test_ranges_meet_where_they_share_a_coordinate(a: Range, b: Range) -> None:
 
 
 @pytest.mark.parametrize("bad", [Range(-1, 1), Range(0, -1), Range(0, 1, 0), Range(0, 4), Range(0, 2, 3)])
-def test_what_does_not_fit(bad: Range) -> None:
+def test_range_outside_its_axis_does_not_fit(bad: Range) -> None:
     assert not bad.fits(3)
     assert not Box((bad,)).fits((3,))
 
 
-def test_a_box_of_another_rank_does_not_fit() -> None:
+def test_box_of_another_rank_does_not_fit() -> None:
     assert Box.whole((3, 4)).fits((3, 4))
     assert not Box.whole((3, 4)).fits((12,))
     assert Box.whole(()).fits(())
@@ -99,7 +99,7 @@ def test_part_given_twice_counts_once_and_is_found_by_its_parameter(drawn: tuple
 
 @pytest.mark.parametrize("dtype", ["U8", "I16", "F32", "F64"])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4, 5)])
-def test_a_whole_tensor_in_its_own_order_is_one_loop_and_its_digest(dtype: str, shape: tuple[int, ...]) -> None:
+def test_whole_tensor_in_its_own_order_is_one_loop_and_its_digest(dtype: str, shape: tuple[int, ...]) -> None:
     spec = TensorSpec("x", dtype, shape)
     strides = tuple(int(np.prod(shape[k + 1 :])) for k in range(len(shape)))
     steps = Part("x", Box.whole(shape), "p", dtype, 0, strides).steps(shape)
@@ -135,11 +135,11 @@ def test_widening_keeps_every_bit(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("BF16", 0x3F800001), ("F16", 0x3F800001), ("F16", 0x7F800001)])
-def test_what_is_no_cast_is_noticed(dtype: str, value: int) -> None:
+def test_value_that_is_not_a_cast_is_noticed(dtype: str, value: int) -> None:
     assert cast_back(np.array([0, value], np.uint32), dtype, "F32") is None
 
 
-def test_rounding_cannot_be_undone() -> None:
+def test_rounding_is_not_reversible() -> None:
     values = np.array([1.0, 1.001, -0.0], np.float32)
     for dtype, narrow in ROUNDED:
         rounded = cast(values.view(np.uint32), dtype, narrow)
@@ -147,7 +147,7 @@ def test_rounding_cannot_be_undone() -> None:
         assert cast_back(rounded, dtype, narrow) is None
 
 
-def test_casts_that_are_known() -> None:
+def test_known_casts_are_these() -> None:
     assert can_cast("I8", "I8")
     assert all(can_cast(*pair) for pair in WIDENED | ROUNDED)
     assert not can_cast("BF16", "F16")
@@ -200,7 +200,7 @@ def test_boxes_add_up(workers: list[BoxDigest]) -> None:
         ([held(Range(0, 4), digest=None)], "a worker has no digest of it"),
     ],
 )
-def test_what_does_not_add_up_is_said(workers: list[BoxDigest], problem: str) -> None:
+def test_missing_or_contradicting_parts_are_reported(workers: list[BoxDigest], problem: str) -> None:
     assert combine(SPEC, workers).digest is None
     assert combine(SPEC, workers).problem == problem
 
@@ -211,5 +211,5 @@ def test_boxes_of_another_shape_are_refused(box: Box) -> None:
         combine(SPEC, [BoxDigest(box, 0)])
 
 
-def test_nothing_is_held_whole_by_nobody() -> None:
+def test_tensor_without_elements_needs_no_worker() -> None:
     assert combine(TensorSpec("x", "U8", (3, 0)), []).digest == 0

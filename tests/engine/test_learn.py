@@ -61,7 +61,7 @@ def check(make: Callable[[], torch.nn.Module], load: Load, weights: Bag) -> Layo
 # -- an engine as vLLM is one ------------------------------------------------------------------------------------------
 
 
-def test_a_whole_engine_adds_up_over_its_workers() -> None:
+def test_parts_of_all_workers_add_up_to_the_model() -> None:
     weights = weights_of(SHAPES)
     workers = []
     for rank in (0, 1):
@@ -77,7 +77,7 @@ def test_a_whole_engine_adds_up_over_its_workers() -> None:
     assert missing == SHAPES.keys() - {"k", "v", "norm", "router", "scale"}
 
 
-def test_one_flipped_element_is_found_and_named() -> None:
+def test_flipped_element_is_found_and_named() -> None:
     weights, engine = weights_of(SHAPES), Engine(1)
     layout = learned(engine.make(), engine.load, weights.table)
     model = engine.make()
@@ -215,7 +215,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known(name: str) -> None:
+def test_loader_is_traced(name: str) -> None:
     one = KNOWN[name]
     layout = check(one.make, one.run, weights_of({"x": one.x}, finite=one.finite))
     assert not layout.unknown
@@ -223,7 +223,7 @@ def test_known(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unknown_with_a_reason(name: str) -> None:
+def test_untraceable_loader_is_unknown_with_a_reason(name: str) -> None:
     one = UNKNOWN[name]
     layout = learned(one.make(), one.run, weights_of({"x": one.x}).table)
     assert layout.unknown.keys() == {"x"}
@@ -232,7 +232,7 @@ def test_unknown_with_a_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize("load", [lambda p, x: p.copy_(x), lambda p, x: p.copy_(x.to(p.dtype))])
-def test_rounded_is_known_and_unproven(load: Callable[..., object]) -> None:
+def test_rounded_tensor_is_traced_and_unverified(load: Callable[..., object]) -> None:
     one = One(load, x=("F32", (4, 6)), finite=True)
     weights = weights_of({"x": one.x}, finite=True)
     layout = check(one.make, one.run, weights)
@@ -243,7 +243,7 @@ def test_rounded_is_known_and_unproven(load: Callable[..., object]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (3, 0, 2)])
-def test_tensors_without_elements(shape: tuple[int, ...]) -> None:
+def test_tensors_without_elements_are_traced(shape: tuple[int, ...]) -> None:
     one = One(lambda p, x: p.copy_(x), x=("BF16", shape), p=("BF16", shape))
     weights = weights_of({"x": one.x})
     layout = check(one.make, one.run, weights)
@@ -251,14 +251,14 @@ def test_tensors_without_elements(shape: tuple[int, ...]) -> None:
     assert together([LiveParameters(one.make(), layout)], weights)["x"].digest == wc.fingerprint(weights)["x"]
 
 
-def test_an_empty_share_of_a_tensor_is_none() -> None:
+def test_empty_share_of_a_tensor_has_no_part() -> None:
     one = One(lambda p, x: p[:0].copy_(x[4:]))
     layout = check(one.make, one.run, weights_of({"x": one.x}))
     assert not layout.unknown
     assert not list(layout)
 
 
-def test_what_torch_has_no_dtype_for() -> None:
+def test_dtype_that_torch_lacks_is_unknown_with_a_reason() -> None:
     one = One(lambda p, x: p.copy_(x))
     layout = learned(
         one.make(), one.run, TensorTable.of([TensorSpec("f4", "F4", (4,)), TensorSpec("x", "BF16", (4, 6))])
@@ -294,24 +294,24 @@ def test_interleaved_tensors_do_not_disturb_each_other(load: Callable[..., objec
     assert not two(load, shape).unknown
 
 
-def test_the_last_of_two_in_one_place_counts() -> None:
+def test_last_of_two_tensors_in_one_place_counts() -> None:
     layout = two(lambda p, name, x: p[:4].copy_(x), (5, 6))
     assert layout.unknown == {"a": "the loader writes over it in p"}
     assert [part.name for part in layout] == ["b"]
 
 
-def test_overlapping_in_one_row_only() -> None:
+def test_tensors_that_overlap_in_one_row_are_noticed() -> None:
     layout = two(lambda p, name, x: p[3 * (name == "b") :][:4].copy_(x), (7, 6))
     assert layout.unknown == {"a": "the loader writes over it in p"}
 
 
-def test_a_computed_one_does_not_hurt_its_neighbour() -> None:
+def test_computed_tensor_does_not_affect_its_neighbour() -> None:
     layout = two(lambda p, name, x: p[4 * (name == "b") :][:4].copy_(x * 2 if name == "a" else x), (8, 6))
     assert layout.unknown == {"a": "the loader computes with it"}
     assert [part.name for part in layout] == ["b"]
 
 
-def test_a_sum_of_two_is_neither() -> None:
+def test_sum_of_two_tensors_is_traced_to_neither() -> None:
     kept: list[torch.Tensor] = []
 
     def load(p: torch.Tensor, name: str, x: torch.Tensor) -> None:
@@ -322,7 +322,7 @@ def test_a_sum_of_two_is_neither() -> None:
     assert two(load, (4, 6)).unknown.keys() == {"a", "b"}
 
 
-def test_parameters_that_are_views_of_one_storage() -> None:
+def test_parameters_that_are_views_of_one_storage_are_traced() -> None:
     def make() -> torch.nn.Module:
         model = model_of(flat=torch.empty(48, dtype=BF16))
         model.register_buffer("a", model.flat.data[:24].view(4, 6))
@@ -338,7 +338,7 @@ def test_parameters_that_are_views_of_one_storage() -> None:
     assert {part.parameter for part in layout} == {"flat"}
 
 
-def test_a_storage_seen_with_other_elements_is_not_known() -> None:
+def test_storage_viewed_with_another_dtype_is_unknown() -> None:
     def make() -> torch.nn.Module:
         model = model_of(flat=torch.empty(96, dtype=torch.uint8))
         model.register_buffer("a", model.flat.data[:48].view(BF16).view(4, 6))
@@ -351,7 +351,7 @@ def test_a_storage_seen_with_other_elements_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("how", ["data", "attribute", "new attribute"])
-def test_a_loader_that_replaces_parameters_is_undone_and_not_believed(how: str) -> None:
+def test_loader_that_replaces_parameters_is_undone_and_not_trusted(how: str) -> None:
     model = model_of(p=torch.empty(4, 6, dtype=BF16))
     parameter, data = model.p, model.p.data_ptr()
 
@@ -372,7 +372,7 @@ def test_a_loader_that_replaces_parameters_is_undone_and_not_believed(how: str) 
     assert dict(model.named_parameters()).keys() == {"p"}
 
 
-def test_writes_to_what_is_no_parameter_are_suppressed_and_followed_no_further() -> None:
+def test_writes_outside_parameters_are_suppressed_and_not_traced() -> None:
     model = model_of(p=torch.empty(4, 6, dtype=BF16))
     model.beside = [torch.ones(4, 6, dtype=BF16)]
 

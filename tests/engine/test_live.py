@@ -48,7 +48,7 @@ def pair() -> Pair:
 
 
 @pytest.mark.parametrize("density", [0.02, 0.2, 0.6, 1.0])
-def test_a_patch_is_proven_before_and_exact_afterwards(density: float, pair: Pair, tmp_path: Path) -> None:
+def test_patch_is_verified_before_and_exact_afterwards(density: float, pair: Pair, tmp_path: Path) -> None:
     old = weights_of(SHAPES)
     new = changed(old, density, 1)
     reader = staged(old, new, tmp_path)
@@ -70,7 +70,9 @@ def test_a_patch_is_proven_before_and_exact_afterwards(density: float, pair: Pai
 @pytest.mark.parametrize(
     "densities", [(0.05, 0.05), (0.9, 0.1), (0.1, 0.9), (0.1, 0.9, 0.1), (0.05, 0.1, 0.05), (1, 1, 1)]
 )
-def test_patches_in_a_row_are_as_one_after_another(densities: tuple[float, ...], pair: Pair, tmp_path: Path) -> None:
+def test_patches_staged_together_equal_patches_applied_in_turn(
+    densities: tuple[float, ...], pair: Pair, tmp_path: Path
+) -> None:
     states = [weights_of(SHAPES)]
     for i, density in enumerate(densities):
         some = set(list(SHAPES)[i::2]) | {"q", "down", "router", "experts.1.down"}
@@ -86,7 +88,7 @@ def test_patches_in_a_row_are_as_one_after_another(densities: tuple[float, ...],
         assert live.digests == other.digests
 
 
-def test_staged_from_another_codec(pair: Pair, tmp_path: Path) -> None:
+def test_patch_of_any_codec_is_staged(pair: Pair, tmp_path: Path) -> None:
     old = weights_of(SHAPES)
     new = changed(old, 0.1, 4)
     wc.write_patch(old, new, tmp_path / "banded.patch")
@@ -99,7 +101,7 @@ def test_staged_from_another_codec(pair: Pair, tmp_path: Path) -> None:
         assert memory(model) == expected(engine, new)
 
 
-def test_every_special_value_arrives_and_goes(tmp_path: Path) -> None:
+def test_every_special_value_is_written_and_overwritten_exactly(tmp_path: Path) -> None:
     engine, n = Engine(0, 1), len(SPECIAL)
     old = weights_of(SHAPES)
     there, back = old.copy(), old.copy()
@@ -117,7 +119,7 @@ def test_every_special_value_arrives_and_goes(tmp_path: Path) -> None:
         assert memory(model) == expected(engine, b)
 
 
-def test_a_worker_that_was_never_digested_promises_nothing(tmp_path: Path) -> None:
+def test_worker_without_digests_promises_nothing(tmp_path: Path) -> None:
     old, engine = weights_of(SHAPES), Engine(0, 1)
     new = changed(old, 0.1, 2)
     model, live = live_worker(engine, old)
@@ -128,7 +130,7 @@ def test_a_worker_that_was_never_digested_promises_nothing(tmp_path: Path) -> No
     assert memory(model) == expected(engine, new)
 
 
-def test_a_wrong_bit_that_a_patch_does_not_touch_is_promised_as_wrong(tmp_path: Path) -> None:
+def test_wrong_bit_outside_a_patch_shows_in_the_promised_digest(tmp_path: Path) -> None:
     old, engine = weights_of(SHAPES), Engine(0, 1)
     new = old.copy()
     new.read("norm")[0] ^= 1
@@ -139,7 +141,7 @@ def test_a_wrong_bit_that_a_patch_does_not_touch_is_promised_as_wrong(tmp_path: 
     assert combine(new.table["norm"], prepared.digests["norm"]).digest != wc.fingerprint(new)["norm"]
 
 
-def test_two_copies_in_one_worker_are_told_apart(tmp_path: Path) -> None:
+def test_two_copies_in_one_worker_are_distinguished(tmp_path: Path) -> None:
     table = {"x": ("BF16", (40,))}
     old, new = weights_of(table), weights_of(table)
     new.read("x")[7] ^= 1
@@ -162,7 +164,7 @@ def test_two_copies_in_one_worker_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mess", ["as started", "half applied", "noise", "one element"])
-def test_from_any_state_to_the_exact_weights(mess: str, pair: Pair, tmp_path: Path) -> None:
+def test_reload_from_any_state_gives_the_exact_weights(mess: str, pair: Pair, tmp_path: Path) -> None:
     old = weights_of(SHAPES)
     new = changed(old, 0.1, 6)
     prepared = []
@@ -193,7 +195,7 @@ def test_from_any_state_to_the_exact_weights(mess: str, pair: Pair, tmp_path: Pa
 VOCABULARY_ROWS = (6, 4)
 
 
-def test_what_is_there_already_is_not_written(pair: Pair, tmp_path: Path) -> None:
+def test_tensors_that_are_already_right_are_not_written(pair: Pair, tmp_path: Path) -> None:
     old = weights_of(SHAPES)
     new = changed(old, 0.1, 6)
     dense = changed(old, 1.0, 6)
@@ -207,7 +209,7 @@ def test_what_is_there_already_is_not_written(pair: Pair, tmp_path: Path) -> Non
             assert (again.changed, again.scatters, again.rewrites, again.nbytes) == (0, [], {}, 0)
 
 
-def test_only_the_tensors_that_were_asked_for(pair: Pair) -> None:
+def test_only_requested_tensors_are_written(pair: Pair) -> None:
     new = changed(weights_of(SHAPES), 0.5, 6)
     for _, _, live in pair:
         prepared = live.prepare_weights(new, [new.table["q"], new.table["norm"]])
@@ -256,7 +258,7 @@ def long(
     return live, staged(old, new, tmp_path), new
 
 
-def test_a_prepared_weighs_what_changes(tmp_path: Path) -> None:
+def test_prepared_patch_takes_memory_for_its_changes(tmp_path: Path) -> None:
     def change(bits: np.ndarray) -> None:
         bits[::1000] ^= 1
 
@@ -266,7 +268,7 @@ def test_a_prepared_weighs_what_changes(tmp_path: Path) -> None:
     assert prepared.nbytes == 100 * (8 + 2)
 
 
-def test_a_dense_one_weighs_nothing(tmp_path: Path) -> None:
+def test_prepared_dense_patch_takes_no_memory(tmp_path: Path) -> None:
     def change(bits: np.ndarray) -> None:
         bits[...] ^= 1
 
@@ -277,7 +279,7 @@ def test_a_dense_one_weighs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 100, 600, 1 << 20])
-def test_no_more_is_held_than_there_is_room(room: int, pair: Pair, tmp_path: Path) -> None:
+def test_prepared_patches_stay_within_the_memory_limit(room: int, pair: Pair, tmp_path: Path) -> None:
     old = weights_of(SHAPES)
     new = changed(old, 0.1, 6)
     for engine, model, live in pair:
@@ -288,7 +290,7 @@ def test_no_more_is_held_than_there_is_room(room: int, pair: Pair, tmp_path: Pat
         assert memory(model) == expected(engine, new)
 
 
-def test_a_dense_patch_that_is_sparse_here_is_scattered(tmp_path: Path) -> None:
+def test_dense_patch_that_is_sparse_in_this_worker_is_scattered(tmp_path: Path) -> None:
     def change(bits: np.ndarray) -> None:
         bits[: bits.size // 2] ^= 1
         bits[-5:] ^= 1
@@ -302,7 +304,7 @@ def test_a_dense_patch_that_is_sparse_here_is_scattered(tmp_path: Path) -> None:
     assert np.array_equal(live.read(part), new.read("x")[1000:])
 
 
-def test_pauses_come_between_tensors_and_may_stop_it(pair: Pair, tmp_path: Path) -> None:
+def test_pause_callback_runs_between_tensors_and_may_stop_the_preparation(pair: Pair, tmp_path: Path) -> None:
     old = weights_of(SHAPES)
     new = changed(old, 0.5, 6)
     model, live = pair[0][1:]
@@ -345,7 +347,7 @@ def part(**other: object) -> Part:
         (part(parameter="q"), "no parameter q"),
     ],
 )
-def test_a_layout_that_leads_elsewhere_is_refused(bad: Part, message: str) -> None:
+def test_layout_outside_its_parameter_or_tensor_is_refused(bad: Part, message: str) -> None:
     model = model_of(p=torch.empty(4, 6, dtype=torch.bfloat16))
     with pytest.raises(UsageError, match=message):
         LiveParameters(model, Layout(TensorTable.of([SPEC]), [bad], {}))
@@ -392,7 +394,7 @@ def test_tensors_of_another_model_are_refused(shape: tuple[str, tuple[int, ...]]
         live.prepare_weights(short, short.table)
 
 
-def test_a_widened_parameter_with_other_values_has_no_digest() -> None:
+def test_widened_parameter_with_other_values_has_no_digest() -> None:
     weights = weights_of({"x": ("BF16", (4, 6))})
     model = model_of(p=torch.empty(4, 6, dtype=torch.float32))
     live = LiveParameters(model, Layout(weights.table, [part(dtype="F32")], {}))
@@ -417,7 +419,7 @@ def test_rounded_parameters_are_written_and_never_promised(tmp_path: Path) -> No
             assert np.array_equal(live.read(part()), wc.round_to("BF16", new.read("x").view(np.float32)))
 
 
-def test_other_memory_in_the_place_of_a_parameter_is_noticed() -> None:
+def test_replaced_memory_of_a_parameter_is_noticed() -> None:
     model, live = live_worker(Engine(0), weights_of(SHAPES))
     assert not live.has_moved
     model.w2.data[0] = 0

@@ -38,7 +38,7 @@ def asked(client: Client, path: str = "/v1/completions", **headers: str) -> tupl
     return sent[0]["status"], dict(sent[0]["headers"]).get(b"x-weight-version", b"").decode() or None
 
 
-def test_responses_name_their_version() -> None:
+def test_response_names_its_version() -> None:
     assert asked(Client("7")) == (200, "7")
     assert asked(Client("7", "8")) == (200, "7-8")
     assert asked(Client("default", "default", "3")) == (200, "3"), "not before there is one"
@@ -46,7 +46,7 @@ def test_responses_name_their_version() -> None:
     assert asked(Client("7"), path="/health") == (200, None)
 
 
-def test_requests_wait_for_a_version() -> None:
+def test_request_waits_for_its_version() -> None:
     assert asked(Client("6", "6", "7"), x_weight_version_at_least="7") == (200, "7")
     assert asked(Client("6"), x_weight_version_at_least="7", x_weight_version_wait="0") == (503, None)
     assert asked(Client("default"), x_weight_version_at_least="0", x_weight_version_wait="0") == (503, None)

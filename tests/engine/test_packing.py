@@ -61,7 +61,7 @@ def test_packed_stack_is_read_through_its_layout(
         assert sum(one.digest or 0 for one in live.digest(spec)) % 2**64 == wc.fingerprint(weights)[spec.name]
 
 
-def test_kernel_that_does_more_than_move_elements_has_no_packing() -> None:
+def test_kernel_that_computes_has_no_packing() -> None:
     assert probed((4, 4), lambda matrix: matrix * 0) is None
     rng = np.random.default_rng(0)
     assert packing_of(rng.permutation(64 * 64).reshape(64, 64)) is None

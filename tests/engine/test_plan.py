@@ -72,7 +72,7 @@ def changes(*names: str) -> Fingerprint:
         ),
     ],
 )
-def test_fetched_patches(
+def test_plan_of_fetched_patches_fits_the_state_of_the_engine(
     engine: EngineState, start: Position | None, touched: tuple[str, ...], plan: Patch | None
 ) -> None:
     assert plan_patch(engine, start, OLD, changes(*touched)) == plan
@@ -99,5 +99,7 @@ def test_fetched_patches(
         ),
     ],
 )
-def test_engine_without_patches_that_lead_to_the_target(engine: EngineState, plan: Compare | Reload | None) -> None:
+def test_engine_without_patches_to_the_target_is_compared_or_reloaded(
+    engine: EngineState, plan: Compare | Reload | None
+) -> None:
     assert plan_update(engine, TABLE, THERE) == plan

@@ -187,7 +187,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_lie_is_one_clear_error(lie: str) -> None:
+def test_malformed_message_is_one_clear_error(lie: str) -> None:
     text, problem = LIES[lie]
     for decode in (decode_request, decode_answer):
         with pytest.raises(FormatError) as refused:
@@ -198,13 +198,13 @@ def test_lie_is_one_clear_error(lie: str) -> None:
         matching[0](text)
 
 
-def test_channel_that_is_none_is_refused() -> None:
+def test_malformed_channel_is_refused() -> None:
     for value in (1, "", "{}", None):
         with pytest.raises(FormatError):
             decode_request(json.dumps({"protocol": PROTOCOL, "kind": "learn", "channel": value}))
 
 
-def test_request_is_no_answer_and_answer_no_request() -> None:
+def test_request_and_answer_are_not_interchangeable() -> None:
     with pytest.raises(FormatError, match="unknown kind"):
         decode_answer(encode(Hello()))
     with pytest.raises(FormatError, match="unknown kind"):
@@ -216,7 +216,7 @@ def test_request_is_no_answer_and_answer_no_request() -> None:
 INSTALL = "Install the same weightcast"
 
 
-def test_other_protocol_is_named_before_anything_else_is_looked_at() -> None:
+def test_other_protocol_is_named_before_anything_else_is_checked() -> None:
     for text in (
         '{"protocol": 7}',
         '{"protocol": 7, "kind": "from the future", "more": []}',
@@ -227,7 +227,7 @@ def test_other_protocol_is_named_before_anything_else_is_looked_at() -> None:
         assert refused.value.found == 7
 
 
-def test_engine_of_another_protocol_is_refused_with_what_to_do(training: Training, tmp_path: Path) -> None:
+def test_engine_of_another_protocol_is_refused_with_the_remedy(training: Training, tmp_path: Path) -> None:
     class Newer(Local):
         def exchange(self, text: str) -> list[str]:
             return [changed_text(one, protocol=PROTOCOL + 1) for one in super().exchange(text)]
@@ -252,7 +252,7 @@ def test_worker_refuses_an_agent_of_another_protocol(training: Training) -> None
 
 
 @pytest.mark.parametrize("lie", ["missing field", "unknown kind", "negative number", "job done without a result"])
-def test_malformed_answer_is_not_called_another_release(lie: str) -> None:
+def test_malformed_answer_is_not_reported_as_another_release(lie: str) -> None:
     text, _ = LIES[lie]
     for answer in (text, 7, None, {}):
         with pytest.raises(EngineError, match="worker 1 sent a malformed answer") as refused:
@@ -270,7 +270,7 @@ def test_engine_without_workers_is_an_error() -> None:
         read_answers(Hello(), [], "url")
 
 
-def test_our_own_bug_is_raised_as_it_is(training: Training, tmp_path: Path) -> None:
+def test_bug_of_our_own_is_raised_unchanged(training: Training, tmp_path: Path) -> None:
     """A TypeError of the agent's code says nothing about the other side."""
 
     class Buggy(Local):
@@ -355,7 +355,7 @@ def test_job_with_the_result_of_another_is_the_engines_error(training: Training,
             agent.step()
 
 
-def test_ranks_that_are_not_all_there_are_an_error(training: Training) -> None:
+def test_missing_rank_is_an_error(training: Training) -> None:
     engine = Local(training.weights)
     first = engine.ask(Hello())[0]
     answering(engine, {Hello: [first, first]})

@@ -117,7 +117,7 @@ def test_engine_that_cannot_reload_but_can_be_patched_follows(training: Training
 # -- tensors and parameters without each other -------------------------------------------------------------------------
 
 
-def test_tensor_and_parameter_without_counterpart_are_named_once_and_never_called_proven(
+def test_tensor_and_parameter_without_counterpart_are_named_once_and_never_verified(
     training: Training,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -67,33 +67,33 @@ WRITES = ("write", "pwrite", "open", "mkdir", "copy_file_range", "sendfile", "re
 
 
 @names
-def test_every_operation_fails_once(operation: Operation, ram: Path) -> None:
+def test_state_is_intact_after_a_failure_of_any_disk_operation(operation: Operation, ram: Path) -> None:
     for _, _, raised in attempts(operation, ram, {"eio": (), "short": ("write", "pwrite")}):
         assert not isinstance(raised, Crash)
 
 
 @names
-def test_a_full_disk_at_every_moment(operation: Operation, ram: Path) -> None:
+def test_state_is_intact_after_a_full_disk_at_any_moment(operation: Operation, ram: Path) -> None:
     for _, _, raised in attempts(operation, ram, {"full": WRITES}):
         if raised is not None and not isinstance(raised, SpaceError):
             raise raised
 
 
 @names
-def test_a_kill_at_every_operation(operation: Operation, ram: Path) -> None:
+def test_state_is_intact_after_a_kill_at_any_operation(operation: Operation, ram: Path) -> None:
     for _, _, raised in attempts(operation, ram, {"die": ()}):
         assert isinstance(raised, Crash)
 
 
 @names
-def test_a_power_cut_at_every_operation(operation: Operation, ram: Path) -> None:
+def test_state_is_intact_after_a_power_cut_at_any_operation(operation: Operation, ram: Path) -> None:
     luck = random.Random(operation.name)
     for i, (_, disk, _) in enumerate(attempts(operation, ram, {"die": ()})):
         disk.lose_power(luck if i % 2 else None)
 
 
 @names
-def test_what_is_done_survives_a_power_cut(operation: Operation, ram: Path) -> None:
+def test_finished_work_survives_a_power_cut(operation: Operation, ram: Path) -> None:
     world = operation.make(ram / "world")
     with FaultyDisk(world.root) as disk:
         operation.attempt(world, world.store)
@@ -103,7 +103,7 @@ def test_what_is_done_survives_a_power_cut(operation: Operation, ram: Path) -> N
 
 
 @pytest.mark.parametrize("operation", BUCKETS, ids=lambda operation: operation.name)
-def test_a_power_cut_with_the_bucket_on_the_same_disk(operation: Operation, ram: Path) -> None:
+def test_bucket_on_the_same_disk_survives_a_power_cut(operation: Operation, ram: Path) -> None:
     luck = random.Random(operation.name)
     for i, (world, disk, _) in enumerate(attempts(operation, ram, {"die": ()}, memory=False)):
         disk.lose_power(luck if i % 2 else None)

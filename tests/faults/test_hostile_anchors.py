@@ -115,7 +115,7 @@ def test_anchor_whose_index_points_elsewhere_is_planned_around(world: World) -> 
 
 
 def test_anchor_of_other_weights_than_its_name_is_planned_around(world: World) -> None:
-    """Every SHA-256 is right; only the digests of the tensors tell."""
+    """Every SHA-256 is right; only the digests of the tensors show it."""
     mirrored(world)
     files = {path.name: path for path in world.checkpoint(5).iterdir()}
     world.chain.put_anchor(world.chain.manifest(4).position, files)
@@ -139,7 +139,7 @@ def test_squash_to_other_weights_than_its_name_is_planned_around(world: World, r
 
 
 def test_anchor_with_a_decoy_file_is_planned_around(world: World) -> None:
-    """A file that the index does not speak of has the right bits of a tensor, the one that it speaks of has others."""
+    """A file missing from the index has the right bits of a tensor; the one in the index has others."""
     mirrored(world)
     right, wrong = world.states[4], world.states[5]
     mixed = model_of({s.name: (wrong if s.name == "a" else right).read(s.name) for s in right.table})

@@ -167,7 +167,7 @@ def paused(first: Work, second: Work, ram: Path) -> Iterator[tuple[World, Callab
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" while another is at ".join)
-def test_whoever_pauses_the_chain_stays_whole(pair: tuple[str, str], ram: Path) -> None:
+def test_chain_stays_intact_whichever_process_pauses(pair: tuple[str, str], ram: Path) -> None:
     publishing = [name for name in pair if name.startswith(("publish", "restart"))]
     for _, run in paused(WORKS[pair[0]], WORKS[pair[1]], ram):
         with suppress(*[ConflictError][: len(publishing) - 1]):
@@ -175,7 +175,7 @@ def test_whoever_pauses_the_chain_stays_whole(pair: tuple[str, str], ram: Path) 
 
 
 @pytest.mark.parametrize("name", SLEEPERS)
-def test_who_sleeps_for_days_may_fail_and_harms_nobody(name: str, ram: Path) -> None:
+def test_process_suspended_for_days_may_fail_and_does_no_damage(name: str, ram: Path) -> None:
     for world, run in paused(WORKS[name], _sleep, ram):
         try:
             run()
@@ -192,7 +192,7 @@ def check(world: World) -> None:
     assert world.head() is not None
 
 
-def test_two_who_begin_the_same_channel(ram: Path) -> None:
+def test_two_interleaved_inits_make_one_channel(ram: Path) -> None:
     world = World.make(ram / "world")
     calls = ScriptedStore(World.make(ram / "counted").store)
     init(calls, world.states[0])

@@ -30,7 +30,7 @@ def deadly() -> Iterator[Killer]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_killed_at_chosen_operations(operation: Operation, deadly: Killer, ram: Path) -> None:
+def test_process_killed_at_a_chosen_operation_recovers(operation: Operation, deadly: Killer, ram: Path) -> None:
     before = operation.make(ram / "before", memory=False)
     clean = before.clone(ram / "clean")
     assert deadly.run(operation.name, clean.root)[0] == 0
@@ -52,7 +52,7 @@ def test_killed_at_chosen_operations(operation: Operation, deadly: Killer, ram: 
         shutil.rmtree(root)
 
 
-def test_publishers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) -> None:
+def test_publishers_killed_at_random_moments_recover(deadly: Killer, ram: Path) -> None:
     """One after the other on one channel: what one of them saw acknowledged is committed, and nothing else is wrong."""
     rng = random.Random(0)
     operation = ENDLESS[0]
@@ -82,7 +82,7 @@ def test_publishers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) ->
         assert world.chain.manifest(version).position.digest == digests[state_at(world, version)]
 
 
-def test_followers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) -> None:
+def test_followers_killed_at_random_moments_recover(deadly: Killer, ram: Path) -> None:
     rng = random.Random(1)
     operation = ENDLESS[1]
     world = operation.make(ram / "world", memory=False)
@@ -99,7 +99,7 @@ def test_followers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) -> 
     world.check_mirror([7])
 
 
-def test_housekeepers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) -> None:
+def test_upkeep_killed_at_random_moments_recovers(deadly: Killer, ram: Path) -> None:
     rng = random.Random(2)
     operation = ENDLESS[2]
     world = operation.make(ram / "world", memory=False)
@@ -112,8 +112,8 @@ def test_housekeepers_killed_at_moments_nobody_chose(deadly: Killer, ram: Path) 
         world.check_mirror([7])
 
 
-def test_temporary_folders_of_the_dead_are_removed(deadly: Killer, ram: Path) -> None:
-    """An engine that is killed at every start leaves one download behind, not one for each start."""
+def test_temporary_folders_of_killed_processes_are_removed(deadly: Killer, ram: Path) -> None:
+    """An engine killed at every start leaves one download, not one for each start."""
     operation = next(operation for operation in OPERATIONS if operation.name == "pull into memory")
     world = operation.make(ram / "world", memory=False)
     _, count = deadly.run(operation.name, world.clone(ram / "counted").root)

@@ -67,7 +67,7 @@ def holds_a_version_or_says_why(world: World, versions: list[int]) -> bool:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", [DELTAS, SQUASHES, ANCHORS])
-def test_any_single_bad_object_is_planned_around(rich: World, kind: str, damage: str) -> None:
+def test_any_single_damaged_object_is_planned_around(rich: World, kind: str, damage: str) -> None:
     keys = keys_of(rich, kind)
     for key in keys:
         world = rich.clone(rich.root.parent / "spoilt")
@@ -82,7 +82,7 @@ def test_any_single_bad_object_is_planned_around(rich: World, kind: str, damage:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", [DELTAS, ANCHORS, MANIFESTS, CHANNEL, HEAD, INDEX, WRITER])
-def test_bad_objects_never_lead_to_wrong_bits(world: World, kind: str, damage: str) -> None:
+def test_damaged_objects_never_lead_to_wrong_bits(world: World, kind: str, damage: str) -> None:
     mirrored(world)
     for key in keys_of(world, kind):
         spoilt = world.clone(world.root.parent / "spoilt")
@@ -186,7 +186,7 @@ def test_errors_name_their_remedy(world: World) -> None:
         world.pull()
 
 
-def test_full_disk_is_not_taken_for_damage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_not_reported_as_damage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     real = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type(real(path))(1, 1, 100))
     with pytest.raises(SpaceError):

@@ -11,7 +11,7 @@ import soak
 FOLLOWERS = ("newest", "mirror", "every")
 
 
-def test_a_writer_three_followers_and_upkeep_end_at_the_head(tmp_path: Path) -> None:
+def test_writer_three_followers_and_upkeep_end_at_the_head(tmp_path: Path) -> None:
     # Growth is for the long run: in seconds of start-up it says nothing.
     small = ["--versions", "60", "--minutes", "0.25", "--params", "60000", "--slack", "500"]
     command = [sys.executable, soak.__file__, "--url", str(tmp_path / "bucket"), *small]
@@ -35,13 +35,13 @@ def judged(folder: Path, megabytes: list[float], result: dict[str, object]) -> l
     return soak.judge("every", soak.Watched(folder, samples), 8.0, (3, "d")).faults
 
 
-def test_growth_counts_behind_the_warm_up(tmp_path: Path) -> None:
+def test_growth_counts_after_the_warm_up(tmp_path: Path) -> None:
     ended = {"version": 3, "digest": "d"}
     assert judged(tmp_path / "grew-at-first", [50.0 + min(i, 20) for i in range(100)], ended) == []
     assert judged(tmp_path / "grows", [50.0 + i for i in range(100)], ended) == ["memory grew by 66.0 MB"]
 
 
-def test_an_end_that_is_not_the_head_is_told(tmp_path: Path) -> None:
+def test_end_that_is_not_the_head_is_reported(tmp_path: Path) -> None:
     steady = [50.0] * 100
     assert "not at the head" in judged(tmp_path / "behind", steady, {"version": 2, "digest": "c"})[0]
     assert "not at the head" in judged(tmp_path / "other-bits", steady, {"version": 3, "digest": "c"})[0]
@@ -52,7 +52,7 @@ def test_an_end_that_is_not_the_head_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_left_behind_is_told(tmp_path: Path) -> None:
+def test_leftovers_are_reported(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "tmp").mkdir()
     (tmp_path / "x" / "tmp" / "stray").touch()

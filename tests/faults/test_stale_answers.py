@@ -63,7 +63,7 @@ ZERO = "0" * 64
      head_to_json(Position(99, ZERO)), head_to_json(Position(10**12 - 1, ZERO)), b"x" * ((1 << 26) + 2)],
     ids=["empty", "cut", "a list", "null", "old", "older", "ahead", "far ahead", "huge"],
 )  # fmt: skip
-def test_head_is_found_whatever_the_hint_says(world: World, hint: bytes) -> None:
+def test_head_is_found_with_any_hint(world: World, hint: bytes) -> None:
     world.store.put(HEAD, hint)
     INJECTED["lies"] += 1
     assert world.head() == 4
@@ -75,7 +75,7 @@ def test_head_is_found_whatever_the_hint_says(world: World, hint: bytes) -> None
 
 @pytest.mark.parametrize("lacking", [1, 2, 3])
 def test_stale_listings_and_a_stale_hint_hide_no_version(world: World, lacking: int) -> None:
-    """Neither shows the last few: what follows is looked for."""
+    """Neither shows the last few versions: later ones are probed for."""
     store = FaultyStore(world.store, "stale", 10**6, lacking)
     for old in (None, 0, 2):
         store.old_head = None if old is None else head_to_json(Position(old, ZERO))
@@ -87,7 +87,7 @@ def test_stale_listings_and_a_stale_hint_hide_no_version(world: World, lacking: 
 
 
 @pytest.mark.parametrize("lacking", [1, 2, 3])
-def test_collecting_by_stale_listings_loses_nothing(world: World, lacking: int) -> None:
+def test_collect_with_stale_listings_loses_nothing(world: World, lacking: int) -> None:
     world.store.now += 1000 * DAY
     calls = FaultyStore(world.store, "stale", 10**6, lacking)
     with pytest.raises(WeightcastError):
@@ -103,7 +103,9 @@ def test_collecting_by_stale_listings_loses_nothing(world: World, lacking: int) 
 
 
 @pytest.mark.parametrize("skew", [-3e8, 3e8])
-def test_ages_go_by_the_stores_clock(world: World, skew: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ages_are_measured_by_the_clock_of_the_store(
+    world: World, skew: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A host that is ten years off writes and collects: nothing young goes, and what is old does."""
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + skew)
@@ -137,7 +139,7 @@ def test_damaged_hints_are_ignored(world: World) -> None:
     assert {f"{DELTAS}junk", f"{ANCHORS}junk/x", f"{MANIFESTS}junk", "elsewhere/x"} <= left, "not ours to delete"
 
 
-def test_replica_silent_for_long_is_forgotten(world: World) -> None:
+def test_replica_without_heartbeats_for_long_is_forgotten(world: World) -> None:
     with Subscriber(world.store, nothing_like(world.states[0]), threads=1, replica="pod-1") as subscriber:
         staged = subscriber.poll()
         assert staged is not None
@@ -152,7 +154,7 @@ def test_replica_silent_for_long_is_forgotten(world: World) -> None:
 
 
 def test_collecting_does_not_make_damage_worse(world: World) -> None:
-    """A delta is lost, and an anchor leads to the versions behind it: it is neither the newest nor the oldest."""
+    """A delta is lost, and an anchor leads to the versions after it: it is neither the newest nor the oldest."""
     for version in (3, 4):
         follow(world, policy=Pinned(version))
         with opened(world) as mirror:
@@ -168,7 +170,7 @@ def test_collecting_does_not_make_damage_worse(world: World) -> None:
 @pytest.mark.parametrize("damage", ["missing", "empty", "one byte short"])
 @pytest.mark.parametrize("kind", [f"{ANCHORS}000000000002", f"{DELTAS}000000000003", f"{DELTAS}000000000004"])
 def test_collecting_does_not_rely_on_damaged_objects(rich: World, kind: str, damage: str) -> None:
-    """There is another way to the head than the one that would be cheapest were it whole; it must not go."""
+    """The cheapest route to the head is damaged; the other route must not be deleted."""
     with Publisher(rich.store, wc.Arrays.copy_of(rich.states[4]), threads=1) as publisher:
         publisher.publish(weights=rich.states[5]).result(30)
     for key in keys_of(rich, kind):
@@ -182,7 +184,7 @@ def test_collecting_does_not_rely_on_damaged_objects(rich: World, kind: str, dam
 
 
 def test_versions_of_a_new_anchor_stay_reachable_within_the_window(world: World) -> None:
-    """An anchor in the middle of the window, and a newer one behind it: the versions between need the first."""
+    """An anchor in the middle of the window and a newer one after it: the versions between need the first."""
     position = Position(5, wc.fingerprint(world.states[5]).digest)
     ref = world.chain.put_anchor(position, {path.name: path for path in world.checkpoint(5).iterdir()})
     world.chain.commit(world.chain.draft(position, None, ref, None, 0, None, "anew"))
@@ -208,8 +210,8 @@ def test_trainer_restarted_from_an_older_checkpoint_continues_from_the_head(worl
     world.pull(5)
 
 
-def test_manifests_collected_during_a_slow_read_do_no_harm(world: World) -> None:
-    """It has listed everything, and when it comes to fetch, all but the newest anchor is gone."""
+def test_manifests_collected_during_a_slow_read_are_skipped(world: World) -> None:
+    """It has listed everything; before it fetches, all but the newest anchor is deleted."""
     follow(world)
     with opened(world) as mirror:
         cut_anchor(world.chain, mirror)

@@ -16,7 +16,9 @@ OVER_A_STORE = [operation for operation in OPERATIONS if operation.name != "fold
 
 
 @pytest.mark.parametrize("operation", OVER_A_STORE, ids=lambda operation: operation.name)
-def test_every_call_fails_once(operation: Operation, ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_intact_after_a_failure_of_any_store_call(
+    operation: Operation, ram: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.fsync", lambda fd: None)
     before = operation.make(ram / "before")
     clean = before.clone(ram / "clean")

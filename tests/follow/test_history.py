@@ -43,13 +43,13 @@ def step_by_step(world: World, *, fold: bool) -> None:
 
 @pytest.mark.parametrize("fold", [False, True], ids=["one fold", "a fold for each version"])
 @pytest.mark.parametrize("version", range(HEAD))
-def test_a_follower_goes_back_without_a_download(world: World, fold: bool, version: int) -> None:
+def test_follower_goes_back_without_a_download(world: World, fold: bool, version: int) -> None:
     step_by_step(world, fold=fold)
     assert fetched(world, version) == 0
     assert world.check_files() == version
 
 
-def test_back_and_forth(world: World) -> None:
+def test_follower_goes_back_and_forth(world: World) -> None:
     step_by_step(world, fold=True)
     for version in (3, 1, 2):
         fetched(world, version)
@@ -57,7 +57,7 @@ def test_back_and_forth(world: World) -> None:
     assert fetched(world, HEAD) > 0
 
 
-def test_a_log_that_goes_back_is_read_in_its_order(world: World) -> None:
+def test_log_that_goes_back_is_read_in_order(world: World) -> None:
     """Not folded in between: versions in the log go down and up again."""
     step_by_step(world, fold=True)
     for version in (4, 2):
@@ -69,8 +69,8 @@ def test_a_log_that_goes_back_is_read_in_its_order(world: World) -> None:
     assert world.check_files() == HEAD
 
 
-def test_a_reader_makes_it_a_download(world: World) -> None:
-    """A log that cannot be folded has nothing to go back by; what is fetched waits for the reader as always."""
+def test_going_back_during_a_read_is_a_download(world: World) -> None:
+    """A log that cannot be folded leaves no history; what is fetched waits for the reader as always."""
     follow(world, policy=Pinned(5), fold=True)
     follow(world)
     with Subscriber(world.store, world.mirror, Pinned(6), threads=1, patience=0.1) as subscriber:
@@ -86,7 +86,7 @@ def patches(world: World) -> list[Path]:
     return sorted((world.mirror / MIRROR / "history").iterdir())
 
 
-def test_what_was_kept_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST", 3)
     step_by_step(world, fold=True)
     assert len(patches(world)) == 3
@@ -94,7 +94,7 @@ def test_what_was_kept_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch)
     assert len(patches(world)) <= 3
 
 
-def test_a_long_fold_keeps_the_newest_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_fold_keeps_the_newest_history(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST", 3)
     step_by_step(world, fold=False)
     follow(world, fold=True)
@@ -104,7 +104,7 @@ def test_a_long_fold_keeps_the_newest_part(world: World, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "empty", "gone", "exchanged"])
-def test_what_was_kept_is_proven_before_it_is_used(world: World, which: int, how: str) -> None:
+def test_history_is_verified_before_it_is_used(world: World, which: int, how: str) -> None:
     step_by_step(world, fold=True)
     path = patches(world)[which]
     data = path.read_bytes()
@@ -119,7 +119,7 @@ def test_what_was_kept_is_proven_before_it_is_used(world: World, which: int, how
     assert world.check_files() == 0
 
 
-def test_killed_on_the_way_back(world: World) -> None:
+def test_follower_killed_while_going_back_recovers(world: World) -> None:
     follow(world, policy=Pinned(5), fold=True)
     follow(world)
 
@@ -142,7 +142,7 @@ def test_killed_on_the_way_back(world: World) -> None:
         shutil.rmtree(spoilt.root)
 
 
-def test_a_new_anchor_forgets_what_led_back(world: World) -> None:
+def test_new_anchor_drops_the_history(world: World) -> None:
     step_by_step(world, fold=True)
     patches(world)[-1].unlink()
     assert fetched(world, 2) > 0

@@ -65,12 +65,12 @@ def cheapest_costs(edges: list[Edge], goal: int) -> dict[int | None, tuple[int, 
     return {version: min(cost, costs[None]) for version, cost in costs.items()}
 
 
-def test_the_weights_change_as_those_of_a_recorded_run(made: Made) -> None:
+def test_synthetic_weights_change_like_a_recorded_run(made: Made) -> None:
     found = catchup.densities(made.states, HEAD)
     assert {steps: found[steps] for steps in (1, 8, 24)} == pytest.approx({1: 0.011, 8: 0.06, 24: 0.125}, rel=0.15)
 
 
-def test_the_first_version_reaches_the_head_in_few_requests(made: Made) -> None:
+def test_first_version_reaches_the_head_in_few_requests(made: Made) -> None:
     c = made.catch_up(HEAD)
     assert c.exact
     assert c.downloads <= catchup.MOST_DOWNLOADS
@@ -79,7 +79,7 @@ def test_the_first_version_reaches_the_head_in_few_requests(made: Made) -> None:
 
 
 @pytest.mark.parametrize("lag", [*LAGS, None])
-def test_the_head_is_reached_to_the_bit_by_the_cheapest_route(made: Made, lag: int | None) -> None:
+def test_head_is_reached_exactly_by_the_cheapest_route(made: Made, lag: int | None) -> None:
     c = made.catch_up(lag)
     start = None if lag is None else HEAD - lag
     route = cheapest_route(made.edges, start, HEAD)
@@ -98,26 +98,26 @@ def test_no_route_from_anywhere_is_cheaper_than_the_planned_one(made: Made) -> N
         assert (route_bytes(route), len(route)) == costs[start], start
 
 
-def test_a_listing_is_counted_by_pages(made: Made) -> None:
+def test_listing_is_counted_by_pages(made: Made) -> None:
     store, record = catchup.counted(URL)
     assert len(list(store.list("manifests/"))) == HEAD + 1
     assert record.requests == [("list", "manifests/")] * 2
 
 
-def test_an_idle_poll_is_one_request(following: catchup.Following) -> None:
+def test_idle_poll_is_one_request(following: catchup.Following) -> None:
     assert following.idle_requests == 1
     assert following.idle_mean < 1.2
 
 
-def test_a_new_version_costs_a_follower_three_requests(following: catchup.Following) -> None:
+def test_new_version_costs_a_follower_three_requests(following: catchup.Following) -> None:
     assert following.version_requests == ("get manifests", "get manifests", "get deltas")
 
 
-def test_a_delta_is_three_writes(following: catchup.Following) -> None:
+def test_delta_is_three_writes(following: catchup.Following) -> None:
     assert following.delta_writes == ("put deltas", "create manifests", "put head.json")
 
 
-def test_on_the_hub_too(tmp_path: Path) -> None:
+def test_late_replica_needs_as_few_requests_on_the_hub(tmp_path: Path) -> None:
     """Where listings know prefixes only, and commits go by them: as few requests, and an idle poll is one."""
     head = 20
     with hub.found(tmp_path / "hub") as hugging_face:

@@ -56,14 +56,14 @@ def test_failures_are_reported_and_make_pauses_twice_as_long_up_to_a_limit() -> 
     assert all(pause <= 1.2 for pause in step.pauses[2000:]), "one success ends the long pauses"
 
 
-def test_an_interval_longer_than_the_limit_is_kept_while_steps_fail() -> None:
+def test_interval_longer_than_the_limit_is_kept_while_steps_fail() -> None:
     clock = FakeClock()
     step = Script(clock, [outage(), BusyError("a reader stays", file="x"), None])
     list(islice(rounds(step, every=300.0, stopped=threading.Event(), on_error=print, clock=clock), 3))
     assert all(240 <= pause <= 360 for pause in step.pauses)
 
 
-def test_without_a_handler_the_first_error_ends_the_loop() -> None:
+def test_first_error_without_a_handler_ends_the_loop() -> None:
     clock = FakeClock()
     running = rounds(Script(clock, [1, outage()]), every=1.0, stopped=threading.Event(), clock=clock)
     assert next(running) == 1
@@ -71,7 +71,7 @@ def test_without_a_handler_the_first_error_ends_the_loop() -> None:
         next(running)
 
 
-def test_what_the_handler_raises_ends_the_loop() -> None:
+def test_error_raised_by_the_handler_ends_the_loop() -> None:
     def refuse(error: WeightcastError) -> None:
         raise error
 
@@ -82,7 +82,7 @@ def test_what_the_handler_raises_ends_the_loop() -> None:
 
 
 @pytest.mark.parametrize("outcome", [lambda: 1, lambda: None, outage], ids=["result", "idle", "failure"])
-def test_a_stop_ends_the_loop_before_the_next_step(outcome: Callable[[], int | WeightcastError | None]) -> None:
+def test_stop_ends_the_loop_before_the_next_step(outcome: Callable[[], int | WeightcastError | None]) -> None:
     clock, stopped = FakeClock(), threading.Event()
     step = Script(clock, [outcome(), outcome()])
     running = rounds(step, every=1.0, stopped=stopped, on_error=lambda error: None, clock=clock)

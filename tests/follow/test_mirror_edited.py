@@ -78,7 +78,7 @@ def test_tampered_log_costs_only_the_log(world: World) -> None:
 
 
 def test_edit_below_the_log_is_repaired_by_a_fold(world: World) -> None:
-    """The log overwrites the very element: what we hold is right, what others load is not."""
+    """The log overwrites the edited element: the mirror's version is right, the files that others load are not."""
     logged(world)
     changed = next(i for i in range(300) if world.states[2].read("a")[i] != world.states[4].read("a")[i])
     path = shard_of(world, "a")
@@ -99,7 +99,7 @@ def test_missing_or_short_file_is_fetched_again(world: World) -> None:
 
 
 def test_hidden_edit_is_noticed_when_its_tensor_is_folded(world: World) -> None:
-    """Size and time are as they were, and no patch overwrites the very element: only the whole tensor's bits tell."""
+    """Size and time are unchanged and no patch overwrites the element: only the whole tensor's bits show it."""
     follow(world)
     edit(world, hidden=True)
     with Publisher(world.store, wc.Arrays.copy_of(world.states[4]), threads=1) as publisher:
@@ -143,7 +143,7 @@ def test_edit_between_two_updates_is_repaired(world: World, hidden: bool, replac
 
 
 def test_fold_does_not_accept_foreign_bits(world: World) -> None:
-    """An edit of a tensor that the log does not touch would otherwise be signed for by the fold."""
+    """Otherwise the fold would accept an edit of a tensor that the log does not touch."""
     logged(world)
     with opened(world) as mirror:
         edit(world, "d")

@@ -133,7 +133,7 @@ def test_refused_follower_keeps_the_folder_of_a_faster_one(world: World, monkeyp
 
 
 def test_edited_mirror_is_repaired_not_refused(world: World) -> None:
-    """Once it holds what we brought, edits are put right, not respected."""
+    """Once it holds a version of ours, edits are repaired, not refused."""
     with Subscriber(world.store, world.mirror, Pinned(3), threads=1) as subscriber:
         staged = subscriber.poll()
         assert staged is not None

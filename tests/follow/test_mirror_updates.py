@@ -50,7 +50,7 @@ def test_anchor_of_another_layout_replaces_all_files(world: World) -> None:
 
 
 def test_files_never_show_an_older_version_during_an_update(world: World) -> None:
-    """The only way on is an older anchor and what follows it: nobody can load that older version meanwhile."""
+    """The only route is an older anchor and its successors: readers must not load that older version meanwhile."""
     follow(world, policy=Pinned(2))
     world.store.delete(world.chain.manifest(3).object.key)
     put_squash(world, 0, 4)

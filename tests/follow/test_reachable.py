@@ -53,7 +53,7 @@ def test_damaged_head_leaves_a_late_replica_at_the_version_before_it(world: Worl
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_replica_stops_before_damage_in_the_middle(world: World, at: int) -> None:
-    """Versions 3 and 4 hang on the delta that is bad: from wherever one comes, 2 is the newest."""
+    """Versions 3 and 4 need the damaged delta: from any version, 2 is the newest reachable one."""
     follow(world, policy=Pinned(at))
     damage(world, delta_of(world, 3))
     with Subscriber(world.store, world.mirror, threads=1) as subscriber:

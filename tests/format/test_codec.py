@@ -32,7 +32,7 @@ def round_trip(old: Bag, new: Bag, codec: str) -> bytes:
 
 @codecs
 @given(changes())
-def test_any_bits_come_back(codec: str, pair: tuple[Bag, Bag]) -> None:
+def test_any_bits_round_trip(codec: str, pair: tuple[Bag, Bag]) -> None:
     round_trip(*pair, codec)
 
 
@@ -71,7 +71,7 @@ def test_zeros_nans_infinities_and_denormals(codec: str, dtype: str) -> None:
 
 @codecs
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 4095, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 17])
-def test_block_edges(codec: str, size: int) -> None:
+def test_changes_at_block_edges_round_trip(codec: str, size: int) -> None:
     rng = np.random.default_rng(size)
     old = gaussian(rng, size)
     new = moved(rng, old, 0.01)
@@ -101,13 +101,13 @@ def test_unchanged_blocks_cost_nothing(codec: str) -> None:
 
 
 @codecs
-def test_no_change_at_all(codec: str) -> None:
+def test_patch_without_changes_round_trips(codec: str) -> None:
     old = one(gaussian(np.random.default_rng(4), 1000))
     assert len(round_trip(old, old, codec)) < 700
 
 
 @pytest.mark.parametrize("codec", ["gap", "banded"])
-def test_random_bits_go_raw_and_cost_no_more_than_themselves(codec: str) -> None:
+def test_random_bits_are_stored_raw_at_their_own_size(codec: str) -> None:
     rng = np.random.default_rng(5)
     old, new = (random_bits(rng, wc.TensorSpec("w", "BF16", (3 * BLOCK,))) for _ in range(2))
     data = round_trip(one(old), one(new), codec)
@@ -117,7 +117,7 @@ def test_random_bits_go_raw_and_cost_no_more_than_themselves(codec: str) -> None
     assert stream[0] == RAW
 
 
-def test_plain_goes_dense_where_indices_would_cost_more() -> None:
+def test_plain_is_dense_where_indices_would_cost_more() -> None:
     rng = np.random.default_rng(6)
     old = gaussian(rng, 10_000)
     data = round_trip(one(old), one(moved(rng, old, 0.8)), "plain")
@@ -142,7 +142,7 @@ def test_half_of_the_weights_moved_still_costs_far_less_than_16_bits() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(DENSITIES))
-def test_a_composed_patch_can_be_coded_without_its_base(seed: int, density: float) -> None:
+def test_composed_patch_can_be_coded_without_its_base(seed: int, density: float) -> None:
     rng = np.random.default_rng(seed)
     old = gaussian(rng, 3000)
     middle = moved(rng, old, density, 2**14)

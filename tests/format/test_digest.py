@@ -32,13 +32,13 @@ def reference(start: int, bits: list[int]) -> int:
 
 @pytest.mark.parametrize("word", [np.uint8, np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize("start", [0, 2**32 - 3, 2**40 + 1, 2**48 - 70])
-def test_the_digest_is_the_specified_sum_4_2(word: type, start: int) -> None:
+def test_digest_is_the_specified_sum_4_2(word: type, start: int) -> None:
     bits = np.random.default_rng(1).integers(0, np.iinfo(word).max, 70, word, endpoint=True)
     assert int(cpu.digest_runs(bits, np.array([start]))) == reference(start, bits.tolist())
 
 
 @given(changes())
-def test_an_incremental_digest_equals_a_full_one(pair: tuple[Bag, Bag]) -> None:
+def test_incremental_digest_equals_a_full_one(pair: tuple[Bag, Bag]) -> None:
     old, new = pair
     for spec in old.table:
         before, after = old.read(spec.name), new.read(spec.name)
@@ -63,7 +63,7 @@ def test_boxes_add_up(shape: list[int], seed: int, data: st.DataObject) -> None:
     assert total % MODULUS == tensor_digest(tensor.reshape(-1))
 
 
-def test_a_box_outside_its_tensor_is_refused() -> None:
+def test_box_outside_its_tensor_is_refused() -> None:
     with pytest.raises(UsageError, match="not inside"):
         wc.box_digest(np.zeros((2, 2), np.uint16), [3, 0], [4, 4])
 
@@ -90,7 +90,7 @@ def test_swapped_neighbours_and_shifted_tensors_differ() -> None:
     assert len(seen) == 2 + int((bits[:-1] != bits[1:]).sum())
 
 
-def test_a_position_depends_on_names_dtypes_shapes_aliases_and_bits() -> None:
+def test_position_depends_on_names_dtypes_shapes_aliases_and_bits() -> None:
     bits = np.arange(6, dtype=np.uint16)
     spec = wc.TensorSpec("w", "BF16", (6,))
     variants = [
@@ -105,7 +105,7 @@ def test_a_position_depends_on_names_dtypes_shapes_aliases_and_bits() -> None:
     assert len({wc.fingerprint(weights).digest for weights in variants}) == len(variants)
 
 
-def test_a_moved_element_moves_the_position() -> None:
+def test_moved_element_changes_the_position() -> None:
     rng = np.random.default_rng(3)
     old = gaussian(rng, 500)
     assert wc.fingerprint(one(old)) != wc.fingerprint(one(moved(rng, old, 0.01)))

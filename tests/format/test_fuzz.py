@@ -22,7 +22,7 @@ def test_honest_patches_are_accepted() -> None:
         assert {outcome(model, patch) for patch in model.patches} == {"accepted"}
 
 
-def test_a_number_and_a_seed_are_always_the_same_patch() -> None:
+def test_number_and_a_seed_are_always_the_same_patch() -> None:
     assert [hostile(3, number)[1] for number in range(50)] == [hostile(3, number)[1] for number in range(50)]
     assert hostile(3, 0)[1] != hostile(4, 0)[1]
 
@@ -50,7 +50,7 @@ def dying(code: str) -> Command:
         ("time.sleep(100)", "no end after 2 s"),
     ],
 )
-def test_death_and_silence_would_be_noticed(tmp_path: Path, code: str, what: str) -> None:
+def test_crash_and_hang_would_be_noticed(tmp_path: Path, code: str, what: str) -> None:
     report = run(seconds=1, seed=5, keep=tmp_path, command=dying(code), patience=2)
     first = report.findings[0]
     assert (first.number, first.what) == (0, what)

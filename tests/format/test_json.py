@@ -31,17 +31,17 @@ HALF = r'"\ud800"'
         r'{"a": "\ud83d x \ude00"}',
     ],
 )
-def test_half_a_surrogate_pair_is_refused_wherever_it_stands(text: str) -> None:
+def test_half_a_surrogate_pair_is_refused_anywhere(text: str) -> None:
     with pytest.raises(FormatError, match="half a surrogate pair"):
         parse_json(text.encode(), "record")
 
 
-def test_a_whole_pair_and_escaped_text_are_read() -> None:
+def test_whole_pair_and_escaped_text_are_read() -> None:
     assert parse_json(rb'["\ud83d\ude00", "\u001b", "\\ud800", "\u00e9"]', "record") == ["😀", "\x1b", "\\ud800", "é"]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 5000, "-" + "9" * 5000])
-def test_a_number_that_cannot_be_held_is_refused(number: str) -> None:
+def test_number_that_cannot_be_held_is_refused(number: str) -> None:
     with pytest.raises(FormatError, match="the record is no JSON"):
         parse_json(f'{{"a": [1, {number}]}}'.encode(), "record")
 
@@ -72,7 +72,7 @@ def test_half_a_surrogate_in_a_channel_record_is_a_format_error(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b'{"model_type": "llama"}', b"PK\x03\x04" + bytes(100), b"weightcast" * 20])
-def test_a_file_of_another_kind_is_called_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_kind_is_named_as_not_safetensors(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with FileSource(tmp_path / "config.json") as source, pytest.raises(FormatError) as caught:
         open_container(source)

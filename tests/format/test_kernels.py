@@ -57,7 +57,7 @@ def filled_cache(tmp_path_factory: pytest.TempPathFactory, expected: str) -> Pat
     return folder
 
 
-def test_a_second_process_compiles_nothing(filled_cache: Path, expected: str) -> None:
+def test_second_process_compiles_nothing(filled_cache: Path, expected: str) -> None:
     files = sorted(filled_cache.rglob("*"))
     done = work("", "-W", "error", NUMBA_CACHE_DIR=str(filled_cache))
     assert done.stdout == expected, done.stderr
@@ -80,7 +80,7 @@ def test_without_a_folder_for_the_cache_everything_works(tmp_path: Path, expecte
     assert (package / "format" / "kernels" / "__pycache__").is_file()
 
 
-def test_a_cpu_without_special_instructions_gives_the_same_bytes(tmp_path: Path, expected: str) -> None:
+def test_cpu_without_special_instructions_gives_the_same_bytes(tmp_path: Path, expected: str) -> None:
     done = work("wc.warm_up([16])", NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
     assert done.stdout == expected, done.stderr
 

@@ -51,7 +51,7 @@ def test_honest_patch_without_a_base_is_accepted(world: World) -> None:
     assert apply_in_place(world.file, world.target).digest == world.reached.digest
 
 
-def test_the_sample_makes_use_of_bands(world: World) -> None:
+def test_sample_makes_use_of_bands(world: World) -> None:
     assert Parts.of(world.patch("banded")).entries[BLOCKS].data[0] > 1
 
 
@@ -72,7 +72,7 @@ def test_truncated_at_every_byte(world: World, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_bytes_behind_the_end(world: World, codec: str) -> None:
+def test_bytes_after_the_end(world: World, codec: str) -> None:
     world.refuses(world.patch(codec) + b"\0", FormatError, "bytes of data, its header speaks of")
 
 
@@ -142,7 +142,7 @@ def test_deeply_nested_json(world: World) -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("field", ["data_offsets", "shape"])
-def test_nan_or_infinity_is_no_json(world: World, field: str, number: float) -> None:
+def test_nan_or_infinity_is_not_json(world: World, field: str, number: float) -> None:
     world.refuses(with_field(world.patch(), DIGESTS, field, [number, 1]), FormatError, "the header is no JSON")
 
 
@@ -186,7 +186,7 @@ def test_hole_between_entries(world: World) -> None:
     world.refuses(sealed(header, data[:digests] + bytes(8) + data[digests:]), FormatError, "overlap or leave a hole")
 
 
-def test_hole_in_front_of_the_first_entry(world: World) -> None:
+def test_hole_before_the_first_entry(world: World) -> None:
     header, data = opened(world.patch())
     for entry in header.values():
         if "data_offsets" in entry:
@@ -286,7 +286,7 @@ def test_unknown_version_is_judged_before_the_rest(world: World) -> None:
 
 
 @pytest.mark.parametrize("version", ["1", 1.0, True, None, [1]])
-def test_version_that_is_no_number(world: World, version: Any) -> None:
+def test_version_that_is_not_a_number(world: World, version: Any) -> None:
     world.refuses(with_meta(world.patch(), format=version), FormatError, "no format version")
 
 
@@ -297,7 +297,7 @@ def test_unknown_codec(world: World, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", [1, None, ["gap"], {}])
-def test_codec_that_is_no_name(world: World, codec: Any) -> None:
+def test_codec_that_is_not_a_name(world: World, codec: Any) -> None:
     world.refuses(with_meta(world.patch(), codec=codec), FormatError, "codec or table size is impossible")
 
 

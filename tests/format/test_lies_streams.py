@@ -61,7 +61,7 @@ def test_missing_indices(world: World) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", ["c.values", "a.indices2", "a", "weightcast.extra", "../../etc/passwd"])
-def test_stranger_entry(world: World, codec: str, name: str) -> None:
+def test_unexpected_entry_is_refused(world: World, codec: str, name: str) -> None:
     lie = with_stream(world.patch(codec), name, b"x", "U8")
     assert world.refuses(lie, FormatError, "an entry belongs to no tensor").tensor == name
 
@@ -337,7 +337,7 @@ def test_indices_in_a_patch_without_a_base(world: World) -> None:
     [("names", 1, (0, b"c")), ("dtypes", 1, 16), ("sizes", 2, 301)],
     ids=["name", "dtype", "shape"],
 )
-def test_tensor_that_the_weights_have_not(world: World, codec: str, column: str, row: int, value: Any) -> None:
+def test_tensor_missing_from_the_weights(world: World, codec: str, column: str, row: int, value: Any) -> None:
     lie = with_column(world.patch(codec), column, row, value)
     if codec == "plain":
         name, dtype = ("c" if column == "names" else "b"), ("U32" if column == "dtypes" else "F32")

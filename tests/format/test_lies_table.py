@@ -34,7 +34,7 @@ from weightcast.errors import (
 )
 
 
-def test_table_is_no_zlib_stream(world: World) -> None:
+def test_table_is_not_a_zlib_stream(world: World) -> None:
     honest = Parts.of(world.patch()).entries[TABLE].data
     world.refuses(with_stream(world.patch(), TABLE, bytes(20)), FormatError, "cannot be decompressed")
     world.refuses(with_stream(world.patch(), TABLE, b""), FormatError, "another size than stated")
@@ -49,7 +49,7 @@ def test_table_cut_off(world: World) -> None:
 
 
 @pytest.mark.parametrize("more", [b"\0", b"x" * 1000, zlib.compress(b"")])
-def test_bytes_behind_the_zlib_stream(world: World, more: bytes) -> None:
+def test_bytes_after_the_zlib_stream(world: World, more: bytes) -> None:
     honest = Parts.of(world.patch()).entries[TABLE].data
     world.refuses(with_stream(world.patch(), TABLE, honest + more), FormatError, "another size than stated")
 
@@ -72,7 +72,7 @@ def test_table_at_its_limit_but_not_there(world: World) -> None:
 
 
 @pytest.mark.parametrize("size", ["9", 9.0, None, True, [9]])
-def test_declared_table_size_is_no_number(world: World, size: Any) -> None:
+def test_declared_table_size_is_not_a_number(world: World, size: Any) -> None:
     world.refuses(with_meta(world.patch(), table=size), FormatError, "codec or table size is impossible")
 
 
@@ -128,7 +128,7 @@ def test_name_longer_than_the_limit(world: World, name: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_nothing_is_written_that_no_reader_takes(codec: str) -> None:
+def test_writer_refuses_what_no_reader_accepts(codec: str) -> None:
     """A name one byte over the limit; the longest that is not over it is written and read."""
     for length, fits in ((4096, True), (4097, False)):
         spec = TensorSpec("x" * length, "U8", (4,))
@@ -202,7 +202,7 @@ def test_table_ends_within_a_column(world: World) -> None:
         world.refuses(with_table(world.patch(), honest[:length]), FormatError, "table")
 
 
-def test_table_goes_on(world: World) -> None:
+def test_bytes_after_the_last_column(world: World) -> None:
     world.refuses(with_table(world.patch(), Table.of(world.patch()).raw() + b"\0"), FormatError, "behind its last row")
 
 

@@ -33,7 +33,7 @@ def test_applying_twice_changes_nothing(pair: tuple[Bag, Bag]) -> None:
     assert same_bits(target, new)
 
 
-def test_a_patch_holds_only_what_changed_in_order() -> None:
+def test_patch_holds_only_what_changed_in_order() -> None:
     rng = np.random.default_rng(0)
     old = gaussian(rng, 5000)
     new = moved(rng, old, 0.02)
@@ -58,7 +58,7 @@ def test_threads_do_not_change_a_patch() -> None:
         assert wc.diff(*pair, workers=workers) == wc.diff(*pair)
 
 
-def test_no_change_is_a_patch_too() -> None:
+def test_diff_without_a_change_is_an_empty_patch() -> None:
     weights = one(gaussian(np.random.default_rng(0), 100))
     patch = wc.diff(weights, weights)
     assert patch.tensors == ()
@@ -77,7 +77,7 @@ def test_different_tables_are_refused_with_the_tensors_name() -> None:
 # -- proof -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_base_is_refused_and_nothing_is_touched() -> None:
+def test_wrong_base_is_refused_and_nothing_is_touched() -> None:
     rng = np.random.default_rng(2)
     first = gaussian(rng, 1000)
     second, third = moved(rng, first, 0.1), moved(rng, first, 0.2)
@@ -89,7 +89,7 @@ def test_a_wrong_base_is_refused_and_nothing_is_touched() -> None:
 
 
 @pytest.mark.parametrize("what", ["new", "indices", "digest", "result"])
-def test_a_patch_that_lies_is_refused(what: str) -> None:
+def test_false_patch_is_refused(what: str) -> None:
     from dataclasses import replace
 
     rng = np.random.default_rng(3)
@@ -109,7 +109,7 @@ def test_a_patch_that_lies_is_refused(what: str) -> None:
         wc.advance(wc.fingerprint(one(old)), lying)
 
 
-def test_an_anchor_is_a_patch_without_a_base() -> None:
+def test_anchor_is_a_patch_without_a_base() -> None:
     weights = Bag(
         {
             wc.TensorSpec("a", "BF16", (10, 10)): gaussian(np.random.default_rng(4), 100),
@@ -137,7 +137,7 @@ def test_composing_equals_applying_in_order(seed: int, first: float, second: flo
     assert wc.compose(wc.diff(a, b), wc.diff(b, c)) == wc.diff(a, c)
 
 
-def test_what_returned_to_its_old_bits_is_forgotten() -> None:
+def test_elements_back_at_their_old_bits_are_dropped() -> None:
     old = gaussian(np.random.default_rng(5), 100)
     there = old.copy()
     there[[3, 50]] += np.uint16(1)
@@ -159,7 +159,7 @@ def test_composing_keeps_tensors_that_only_one_patch_has() -> None:
     assert composed == wc.diff(states[0], states[2])
 
 
-def test_patches_that_do_not_meet_are_refused() -> None:
+def test_patches_that_do_not_connect_are_refused() -> None:
     rng = np.random.default_rng(6)
     states = [one(gaussian(rng, 10)) for _ in range(4)]
     with pytest.raises(UsageError, match="ends at"):
@@ -176,7 +176,7 @@ def test_arrays_are_overwritten_in_place() -> None:
     assert (old == 1.0).all()
 
 
-def test_what_cannot_be_overwritten_says_so(tmp_path: Path) -> None:
+def test_target_that_cannot_be_overwritten_is_an_error(tmp_path: Path) -> None:
     fixed = np.zeros(100, np.float32)
     weights, after = wc.Arrays({"w": fixed}), wc.Arrays({"w": np.ones(100, np.float32)})
     patch = wc.diff(weights, after)
@@ -189,14 +189,14 @@ def test_what_cannot_be_overwritten_says_so(tmp_path: Path) -> None:
         patch.apply(frozen, wc.fingerprint(weights))
 
 
-def test_a_target_that_is_not_what_was_said_of_it_is_refused() -> None:
+def test_target_with_a_false_fingerprint_is_refused() -> None:
     small, large = one(np.zeros(10, np.uint16)), one(np.zeros(10**6, np.uint16))
     patch = wc.diff(large, one(np.ones(10**6, np.uint16)))
     with pytest.raises(UsageError, match="not the weights whose fingerprint"):
         patch.apply(small, wc.fingerprint(large))
 
 
-def test_a_read_only_array_is_found_before_any_is_overwritten() -> None:
+def test_read_only_array_is_found_before_any_is_overwritten() -> None:
     first, second = np.zeros(10, np.float32), np.zeros(10, np.float32)
     second.flags.writeable = False
     target = wc.Arrays({"a": first, "b": second})
@@ -207,7 +207,7 @@ def test_a_read_only_array_is_found_before_any_is_overwritten() -> None:
     assert not first.any()
 
 
-def test_a_target_at_the_result_is_left_as_it_is() -> None:
+def test_target_at_the_result_is_left_unchanged() -> None:
     rng = np.random.default_rng(7)
     old = gaussian(rng, 100)
     patch, target = wc.diff(one(old), one(moved(rng, old, 0.5))), one(old.copy())
@@ -233,6 +233,6 @@ def test_strided_bits_are_refused() -> None:
         wc.diff(strided, strided, wc.fingerprint(one(bits[:10].copy())))
 
 
-def test_an_anchor_goes_only_through_plain() -> None:
+def test_anchor_is_encoded_only_as_plain() -> None:
     with pytest.raises(UsageError, match="without a base"):
         wc.encode(wc.anchor(one(np.empty(0, np.uint16))), "banded")

@@ -78,18 +78,18 @@ def round_trip(url: str, folder: Path) -> None:
     assert earlier["version"] == 5
 
 
-def test_through_a_folder(tmp_path: Path) -> None:
+def test_round_trip_through_a_folder_is_exact(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
     round_trip(f"file://{tmp_path}/bucket", tmp_path)
 
 
-def test_through_a_real_s3(tmp_path: Path, rgw: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_trip_through_a_real_s3_is_exact(tmp_path: Path, rgw: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in rgw.environment().items():
         monkeypatch.setitem(os.environ, name, value)
     round_trip(f"{rgw.make_bucket('round-trip')}/channel", tmp_path)
 
 
-def test_through_a_bucket_of_the_hub(tmp_path: Path) -> None:
+def test_round_trip_through_a_bucket_of_the_hub_is_exact(tmp_path: Path) -> None:
     """huggingface_hub and hf_xet are real, the Hub is a stand-in."""
     with hub.found(tmp_path / "hub") as hugging_face:
         round_trip(f"{hugging_face.make_bucket('round-trip')}/channel", tmp_path)

@@ -25,7 +25,7 @@ def states() -> tuple[list[int], list[int]]:
     return old, new
 
 
-def test_the_writer_writes_the_block_of_the_example() -> None:
+def test_writer_writes_the_block_of_the_example() -> None:
     old, new = (wc.Arrays({"w": np.array(bits, np.uint16)}, {"w": "BF16"}) for bits in states())
     data = wc.encode(wc.diff(old, new), "banded", old=old)
     _, entries = simple_reader.read_container(data)
@@ -40,12 +40,12 @@ def test_both_readers_read_the_block_of_the_example() -> None:
     assert here.read("w").tolist() == new
 
 
-def test_the_rows_of_the_example_are_the_bits_of_its_bytes() -> None:
+def test_rows_of_the_example_are_the_bits_of_its_bytes() -> None:
     assert len(ROWS) == 21
     assert "".join(bits for bits, *_ in ROWS) == "".join(f"{byte:08b}"[::-1] for byte in BLOCK)
 
 
-def test_the_rows_of_the_example_have_the_values_they_state() -> None:
+def test_rows_of_the_example_have_the_values_they_state() -> None:
     bits = simple_reader.Bits(BLOCK)
     for written, code, first, second, value in ROWS:
         if code == "rice":

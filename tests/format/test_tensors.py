@@ -34,14 +34,14 @@ def test_scalars_and_empty_tensors_have_sizes() -> None:
     assert wc.TensorSpec("w", "F32", (0, 7)).elements == 0
 
 
-def test_a_table_is_sorted_by_bytes_and_knows_its_tensors() -> None:
+def test_table_is_sorted_by_bytes_and_knows_its_tensors() -> None:
     table = wc.TensorTable.of(wc.TensorSpec(name, "U8", (1,)) for name in ("é", "b", "a", "Z"))
     assert [spec.name for spec in table] == ["Z", "a", "b", "é"]
     assert table.ordinal("b") == 2
     assert "c" not in table
 
 
-def test_a_table_refuses_a_name_twice_and_an_alias_of_nothing() -> None:
+def test_table_refuses_a_name_twice_and_an_alias_of_nothing() -> None:
     spec = wc.TensorSpec("w", "U8", (1,))
     with pytest.raises(UsageError, match="same name"):
         wc.TensorTable.of([spec, spec])
@@ -50,7 +50,7 @@ def test_a_table_refuses_a_name_twice_and_an_alias_of_nothing() -> None:
     assert wc.TensorTable.of([spec], {"tied": "w"}).aliases == (("tied", "w"),)
 
 
-def test_an_unknown_dtype_is_refused_by_name() -> None:
+def test_unknown_dtype_is_refused_by_name() -> None:
     with pytest.raises(VersionError, match="F7"):
         _ = wc.TensorSpec("w", "F7", (1,)).elements
 
@@ -89,7 +89,7 @@ def test_arrays_know_the_other_names_of_tied_tensors() -> None:
     assert weights.table.aliases == (("head", "embed"),)
 
 
-def test_a_copy_shares_nothing_with_its_original() -> None:
+def test_copy_shares_nothing_with_its_original() -> None:
     original = wc.Arrays({"w": np.arange(6, dtype=np.uint16).reshape(2, 3)}, {"w": "BF16"}, {"tied": "w"})
     copy = wc.Arrays.copy_of(original)
     assert copy.table == original.table
@@ -126,7 +126,7 @@ def test_rounding_is_to_nearest_even_3_1(dtype: str, kind: type) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "canonical"), [("BF16", 0x7FC0), ("F16", 0x7E00)])
-def test_there_is_one_nan_3_2(dtype: str, canonical: int) -> None:
+def test_every_nan_rounds_to_one_nan_3_2(dtype: str, canonical: int) -> None:
     values = _every_kind_of_float32()
     assert set(wc.round_to(dtype, values[np.isnan(values)])) == {canonical}
 

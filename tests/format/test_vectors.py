@@ -125,7 +125,7 @@ def test_simple_reader_rejects_a_broken_vector(case: str) -> None:
         pytest.param(read_with_simple_reader, id="simple_reader"),
     ],
 )
-def test_a_small_file_takes_little_memory(read: Callable[[str], None], case: str) -> None:
+def test_small_file_takes_little_memory(read: Callable[[str], None], case: str) -> None:
     tracemalloc.start()
     with contextlib.suppress(WeightcastError, Rejected):
         read(case)
@@ -135,7 +135,7 @@ def test_a_small_file_takes_little_memory(read: Callable[[str], None], case: str
 
 
 @pytest.mark.parametrize("what", ["unknown-format", "unknown-codec"])
-def test_what_a_later_release_may_write_is_called_unknown(what: str) -> None:
+def test_objects_of_a_later_release_are_reported_as_unknown(what: str) -> None:
     with pytest.raises(VersionError):
         wc.decode((VECTORS / "broken" / f"8.2-{what}.patch.safetensors").read_bytes())
 
@@ -244,5 +244,5 @@ def test_position_of_clause_4_3() -> None:
     assert position({"w": simple_reader.Tensor("BF16", (2,), [0x3F80, 0xBF80])}) == expected
 
 
-def test_the_page_states_as_many_values_as_are_tested() -> None:
+def test_page_states_as_many_values_as_are_tested() -> None:
     assert (len(DTYPE_ROWS), len(ROUNDED), len(DIGESTS)) == (22, 8, 4)

@@ -29,7 +29,7 @@ def test_map_inside_stream_inside_map_does_not_deadlock() -> None:
             assert list(workers.stream(inner, range(20), large)) == [45 * i for i in range(20)]
 
 
-def test_an_error_in_any_item_is_raised() -> None:
+def test_error_in_any_item_is_raised() -> None:
     def fail_at_seven(i: int) -> int:
         if i == 7:
             raise KeyError(i)
@@ -59,7 +59,7 @@ def test_stream_begins_only_a_few_items_ahead() -> None:
                 assert begun <= taken + 3
 
 
-def test_after_an_error_the_rest_is_left_and_nothing_still_runs() -> None:
+def test_error_stops_the_rest_and_nothing_keeps_running() -> None:
     begun: list[int] = []  # appending, adding and discarding are atomic
     running: set[int] = set()
     failed = threading.Event()

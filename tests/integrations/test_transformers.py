@@ -149,7 +149,7 @@ def waiting(store: Store, **options: Any) -> tuple[WeightcastCallback, Waiting]:
 
 
 @pytest.mark.parametrize("detect", [None, "device"])
-def test_followers_of_an_fp32_model_have_it_rounded(tmp_path: Path, detect: str | None) -> None:
+def test_followers_of_an_fp32_model_get_it_rounded(tmp_path: Path, detect: str | None) -> None:
     store = MemoryStore()
     callback, wait = waiting(store, dtype="BF16", detect=detect)
     trainer = trainer_of(small_model(), tmp_path, callback, wait, gradient_accumulation_steps=2)
@@ -162,7 +162,7 @@ def test_followers_of_an_fp32_model_have_it_rounded(tmp_path: Path, detect: str 
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_pulled_folder_is_what_save_model_writes(tmp_path: Path, compiled: bool) -> None:
+def test_pulled_folder_is_what_save_model_writes(tmp_path: Path, compiled: bool) -> None:
     store = MemoryStore()
     changes = {"torch_compile": True, "torch_compile_backend": "eager"} if compiled else {}
     trainer = trainer_of(small_model(BF16), tmp_path / "out", *waiting(store), **changes)
@@ -176,7 +176,7 @@ def test_a_pulled_folder_is_what_save_model_writes(tmp_path: Path, compiled: boo
     assert_rounded(tf.Qwen3ForCausalLM.from_pretrained(tmp_path / "mirror"), trainer.model)  # config.json is there
 
 
-def test_the_last_step_is_published_when_it_is_no_multiple(tmp_path: Path) -> None:
+def test_last_step_is_published_if_it_is_not_a_multiple(tmp_path: Path) -> None:
     store = MemoryStore()
     trainer = trainer_of(small_model(BF16), tmp_path, *waiting(store, every=2), max_steps=5)
     trainer.train()
@@ -184,7 +184,7 @@ def test_the_last_step_is_published_when_it_is_no_multiple(tmp_path: Path) -> No
     assert_rounded(followed(store), trainer.model)
 
 
-def test_the_best_model_is_published_when_it_is_loaded_at_the_end(tmp_path: Path) -> None:
+def test_best_model_loaded_at_the_end_is_published(tmp_path: Path) -> None:
     store = MemoryStore()
     best: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
@@ -195,7 +195,7 @@ def test_the_best_model_is_published_when_it_is_loaded_at_the_end(tmp_path: Path
     assert_rounded(followed(store), trainer.model)
 
 
-def test_every_has_to_be_positive() -> None:
+def test_interval_that_is_not_positive_is_refused() -> None:
     with pytest.raises(UsageError, match="every 0 steps"):
         WeightcastCallback("memory://", every=0)
 
@@ -211,7 +211,7 @@ def test_only_rank_zero_publishes(tmp_path: Path) -> None:
     assert not list(store.list(""))
 
 
-def test_a_channel_of_another_model_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_channel_of_another_model_is_refused_before_the_first_step(tmp_path: Path) -> None:
     store = MemoryStore()
     wc.Publisher(store, small_model(BF16, num_hidden_layers=2), threads=1).close()
     trainer = trainer_of(small_model(BF16), tmp_path, WeightcastCallback(store))
@@ -225,7 +225,7 @@ def test_a_channel_of_another_model_is_refused_before_the_first_step(tmp_path: P
 # -- more than one training --------------------------------------------------------------------------------------------
 
 
-def test_resuming_goes_on_in_the_same_channel(tmp_path: Path) -> None:
+def test_resumed_training_continues_in_the_same_channel(tmp_path: Path) -> None:
     store = MemoryStore()
     saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
     first = trainer_of(small_model(BF16), tmp_path, *waiting(store), At(3, interrupt), **saving)
@@ -241,7 +241,7 @@ def test_resuming_goes_on_in_the_same_channel(tmp_path: Path) -> None:
     assert_rounded(followed(store), undisturbed.model)
 
 
-def test_a_second_training_begins_where_the_first_ended(tmp_path: Path) -> None:
+def test_second_training_continues_where_the_first_ended(tmp_path: Path) -> None:
     store = MemoryStore()
     callback, wait = waiting(store)
     trainer = trainer_of(small_model(BF16), tmp_path, callback, wait, max_steps=2)
@@ -254,7 +254,7 @@ def test_a_second_training_begins_where_the_first_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_training_may_follow_one_that_raised(tmp_path: Path, error: type[BaseException]) -> None:
+def test_training_after_one_that_raised_publishes(tmp_path: Path, error: type[BaseException]) -> None:
     def fail() -> None:
         raise error("in the loop")
 
@@ -276,7 +276,7 @@ def test_a_training_may_follow_one_that_raised(tmp_path: Path, error: type[BaseE
     assert_rounded(followed(store), trainer.model)
 
 
-def test_a_process_ends_when_training_raises_while_the_bucket_hangs(tmp_path: Path) -> None:
+def test_process_ends_if_training_raises_while_the_bucket_hangs(tmp_path: Path) -> None:
     code = """
 import sys
 from test_transformers import *
@@ -298,7 +298,7 @@ trainer_of(small_model(BF16), Path(sys.argv[1]), WeightcastCallback(store),
 # -- a bucket that fails -----------------------------------------------------------------------------------------------
 
 
-def test_training_goes_on_while_the_bucket_is_down(tmp_path: Path) -> None:
+def test_training_continues_while_the_bucket_is_down(tmp_path: Path) -> None:
     store = ScriptedStore()
     callback = WeightcastCallback(store)
     down, up = At(1, lambda: store.fail("put create")), At(4, store.behave)
@@ -308,7 +308,7 @@ def test_training_goes_on_while_the_bucket_is_down(tmp_path: Path) -> None:
     assert_rounded(followed(store), trainer.model)
 
 
-def test_what_is_not_in_the_bucket_at_the_end_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsent_weights_at_the_end_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = ScriptedStore()
     callback = WeightcastCallback(store)
     down = At(2, lambda: store.fail("put create"))
@@ -329,7 +329,7 @@ def test_what_is_not_in_the_bucket_at_the_end_raises(tmp_path: Path, caplog: pyt
     assert_rounded(followed(store), trainer.model)
 
 
-def test_what_a_raising_training_could_not_send_goes_with_the_next(
+def test_unsent_weights_of_a_failed_training_are_sent_with_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = ScriptedStore()
@@ -391,7 +391,7 @@ def test_another_writer_is_noticed_at_the_end_at_the_latest(tmp_path: Path, know
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-def test_logs_say_what_was_committed(tmp_path: Path) -> None:
+def test_logs_report_what_was_committed(tmp_path: Path) -> None:
     store = MemoryStore()
     callback = WeightcastCallback(store)
     wait = Waiting(callback)
@@ -409,7 +409,7 @@ def test_logs_say_what_was_committed(tmp_path: Path) -> None:
     assert manifest.changed <= Chain.open(store).channel.table.elements == elements
 
 
-def test_logs_do_not_wait_for_the_bucket_and_evaluations_are_left_alone(tmp_path: Path) -> None:
+def test_logs_do_not_wait_for_the_bucket_and_evaluation_logs_stay_unchanged(tmp_path: Path) -> None:
     store = ScriptedStore()
     callback = WeightcastCallback(store)
     trainer = trainer_of(

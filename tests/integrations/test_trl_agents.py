@@ -45,7 +45,7 @@ from weightcast.errors import (  # noqa: E402
 from weightcast.integrations import trl as transferring  # noqa: E402
 
 
-def test_a_sync_comes_back_when_every_engine_that_follows_is_at_its_version(opened: Opened, tmp_path: Path) -> None:
+def test_sync_returns_once_every_following_engine_is_at_its_version(opened: Opened, tmp_path: Path) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
     wc.init(store, weights)
     engines = [Local(weights), Local(weights)]
@@ -67,7 +67,7 @@ def test_a_sync_comes_back_when_every_engine_that_follows_is_at_its_version(open
     transfer.destroy()
 
 
-def test_what_goes_up_is_less_than_what_trl_would_have_sent(opened: Opened) -> None:
+def test_uploads_are_smaller_than_the_broadcast_of_trl(opened: Opened) -> None:
     store = Attended()
     tensors = {"w": torch.randn(400, 256)}
     transfer = begun(opened(store), tensors)
@@ -76,7 +76,7 @@ def test_what_goes_up_is_less_than_what_trl_would_have_sent(opened: Opened) -> N
     assert 0 < done.nbytes < done.broadcast / 10
 
 
-def test_one_engine_of_two_that_is_late_is_waited_for(opened: Opened) -> None:
+def test_late_engine_of_two_is_waited_for(opened: Opened) -> None:
     class Half(Bucket):
         def committed(self, position: Position) -> None:
             self.tell(position, "quick")
@@ -92,7 +92,7 @@ def test_one_engine_of_two_that_is_late_is_waited_for(opened: Opened) -> None:
     assert done.seconds["live"] > 0.1
 
 
-def test_a_position_of_another_channel_is_not_taken_for_ours(opened: Opened) -> None:
+def test_position_of_another_channel_does_not_count_as_live(opened: Opened) -> None:
     """A channel that was reset counts from 0 again: an engine that still holds what it had is not live."""
 
     class Reset(Bucket):
@@ -103,7 +103,7 @@ def test_a_position_of_another_channel_is_not_taken_for_ours(opened: Opened) -> 
         begun(opened(Reset(), patience=0.1), model())
 
 
-def test_nobody_follows_the_first_sync_says_so_and_what_to_do(opened: Opened) -> None:
+def test_first_sync_without_followers_raises_with_the_remedy(opened: Opened) -> None:
     store, tensors = Bucket(), model()
     transfer = opened(store, patience=0.2)
     transfer.init_weight_transfer()
@@ -115,7 +115,7 @@ def test_nobody_follows_the_first_sync_says_so_and_what_to_do(opened: Opened) ->
     holds(store, tensors)
 
 
-def test_a_mirror_without_an_engine_is_no_follower(opened: Opened, tmp_path: Path) -> None:
+def test_mirror_without_an_engine_does_not_count_as_a_follower(opened: Opened, tmp_path: Path) -> None:
     store, tensors = Bucket(), model()
     begun(opened(store, patience=0), tensors).destroy()
     with wc.Subscriber(store, tmp_path / "mirror", replica="pull", threads=1) as subscriber:
@@ -129,7 +129,7 @@ def test_a_mirror_without_an_engine_is_no_follower(opened: Opened, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("age", "counts"), [(0, True), (80, True), (91, False), (1e6, False)])
-def test_only_what_was_told_lately_by_the_stores_own_clock_counts(age: float, counts: bool) -> None:
+def test_only_recent_heartbeats_by_the_clock_of_the_store_count(age: float, counts: bool) -> None:
     store = ScriptedStore(now=1e9)  # long ago, by ours
     head = wc.init(store, wc.Arrays({"w": np.zeros(3, np.float32)})).position
     chain = Chain.open(store)
@@ -138,7 +138,7 @@ def test_only_what_was_told_lately_by_the_stores_own_clock_counts(age: float, co
     assert [found.replica for found in Followers(chain).now()] == ["engine"] * counts
 
 
-def test_an_engine_whose_word_is_old_is_not_waited_for_and_not_believed(opened: Opened, tmp_path: Path) -> None:
+def test_engine_with_an_old_heartbeat_is_neither_waited_for_nor_counted(opened: Opened, tmp_path: Path) -> None:
     store, weights = ScriptedStore(now=1e9), weights_of(SHAPES)
     head = wc.init(store, weights).position
     put_heartbeat(Chain.open(store), Heartbeat("gone", head, time.time(), None, 0.0))
@@ -152,7 +152,7 @@ def test_an_engine_whose_word_is_old_is_not_waited_for_and_not_believed(opened: 
     must_be_live(engine, store, 0)
 
 
-def test_an_agent_that_dies_costs_a_warning_and_its_successor_catches_up(
+def test_killed_agent_causes_a_warning_and_its_successor_catches_up(
     opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
@@ -183,7 +183,7 @@ def test_an_agent_that_dies_costs_a_warning_and_its_successor_catches_up(
     must_be_live(engine, store, 3)
 
 
-def test_an_engine_whose_agent_is_gone_is_taken_over_and_given_back(
+def test_engine_without_its_agent_is_taken_over_and_returned(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
@@ -208,7 +208,7 @@ def test_an_engine_whose_agent_is_gone_is_taken_over_and_given_back(
     must_be_live(engine, store, 3)
 
 
-def test_a_mirror_of_nobodys_choice_is_made_in_a_home_that_is_empty(
+def test_default_mirror_is_created_in_an_empty_home(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -221,9 +221,7 @@ def test_a_mirror_of_nobodys_choice_is_made_in_a_home_that_is_empty(
     must_be_live(engine, store, 1)
 
 
-def test_the_word_of_an_agent_that_was_killed_is_not_taken_for_ever(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeat_of_a_killed_agent_expires(opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
     head = wc.init(store, weights)
     monkeypatch.setattr(following, "_FRESH", 1.0)
@@ -237,7 +235,7 @@ def test_the_word_of_an_agent_that_was_killed_is_not_taken_for_ever(
     must_be_live(engine, store, 1)
 
 
-def test_an_engine_that_joins_is_waited_for_longer_than_patience(
+def test_joining_engine_is_waited_for_longer_than_patience(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(transferring, "_JOINING", 30.0)
@@ -257,7 +255,7 @@ def test_an_engine_that_joins_is_waited_for_longer_than_patience(
     assert warning == "waiting for version 0 to be live: no engine follows the channel"
 
 
-def test_an_agent_that_leaves_takes_its_last_word_back(tmp_path: Path) -> None:
+def test_leaving_agent_deletes_its_heartbeat(tmp_path: Path) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
     wc.init(store, weights)
     followers = Followers(Chain.open(store))
@@ -270,7 +268,7 @@ def test_an_agent_that_leaves_takes_its_last_word_back(tmp_path: Path) -> None:
     assert list(store.list("replicas/")) == []
 
 
-def test_an_engine_that_is_held_at_a_version_is_not_waited_for(tmp_path: Path) -> None:
+def test_engine_pinned_at_a_version_is_not_waited_for(tmp_path: Path) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
     wc.init(store, weights)
     publish(store, changed(weights, 0.05, 1))
@@ -282,7 +280,7 @@ def test_an_engine_that_is_held_at_a_version_is_not_waited_for(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("attended", [True, False])
-def test_without_patience_nothing_is_waited_for_and_nothing_is_lost(
+def test_sync_without_patience_does_not_wait_and_loses_nothing(
     attended: bool, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, tensors = Attended() if attended else Bucket(), model()

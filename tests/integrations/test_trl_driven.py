@@ -34,9 +34,7 @@ from weightcast.errors import (  # noqa: E402
 # -- an engine that the trainer drives itself --------------------------------------------------------------------------
 
 
-def test_an_engine_that_nobody_follows_is_paused_once_a_sync_and_only_when_all_is_uploaded(
-    opened: Opened, tmp_path: Path
-) -> None:
+def test_driven_engine_is_paused_once_per_sync_and_only_after_the_upload(opened: Opened, tmp_path: Path) -> None:
     weights = weights_of(SHAPES)
     engine = Local(weights)
     store = Bucket(engine.calls)
@@ -64,14 +62,14 @@ def test_an_engine_that_nobody_follows_is_paused_once_a_sync_and_only_when_all_i
     assert not engine.paused
 
 
-def test_an_engine_with_other_weights_is_brought_to_the_first_version(opened: Opened, tmp_path: Path) -> None:
+def test_engine_with_other_weights_is_updated_to_the_first_version(opened: Opened, tmp_path: Path) -> None:
     weights = weights_of(SHAPES)
     engine, store = Local(changed(weights, 0.5, 99)), Bucket()
     begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
     must_be_live(engine, store, 0)
 
 
-def test_where_an_agent_follows_the_trainer_keeps_its_hands_off_the_engine(opened: Opened, tmp_path: Path) -> None:
+def test_trainer_does_not_touch_an_engine_that_an_agent_updates(opened: Opened, tmp_path: Path) -> None:
     store, weights = Attended(), weights_of(SHAPES)
     wc.init(store, weights)
     engine = Local(weights)
@@ -92,7 +90,7 @@ def _back(engine: Local) -> None:
     del engine.ask
 
 
-def test_an_engine_that_is_dead_when_training_begins_is_an_error(opened: Opened, tmp_path: Path) -> None:
+def test_unreachable_engine_at_the_start_is_an_error(opened: Opened, tmp_path: Path) -> None:
     weights = weights_of(SHAPES)
     engine = Local(weights)
     _gone(engine)
@@ -104,7 +102,7 @@ def test_an_engine_that_is_dead_when_training_begins_is_an_error(opened: Opened,
     assert isinstance(caught.value.__cause__, EngineGoneError)
 
 
-def test_an_engine_that_dies_later_costs_a_warning_and_is_brought_up_to_date_when_it_is_back(
+def test_engine_that_dies_later_causes_a_warning_and_is_updated_once_it_is_back(
     opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
@@ -127,7 +125,7 @@ def test_an_engine_that_dies_later_costs_a_warning_and_is_brought_up_to_date_whe
     must_be_live(engine, store, 3)
 
 
-def test_a_disk_without_room_for_the_mirror_does_not_end_training(
+def test_disk_without_room_for_the_mirror_does_not_end_training(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
@@ -148,7 +146,7 @@ def test_a_disk_without_room_for_the_mirror_does_not_end_training(
     must_be_live(engine, store, 1)
 
 
-def test_without_patience_a_driven_engine_gets_what_is_in_the_bucket(opened: Opened, tmp_path: Path) -> None:
+def test_driven_engine_without_patience_gets_what_is_in_the_bucket(opened: Opened, tmp_path: Path) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
     engine = Local(weights)
     transfer = begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None, patience=0), stream(weights))

@@ -42,14 +42,14 @@ from weightcast.torch.stream import Streamed  # noqa: E402
 # -- the protocol ------------------------------------------------------------------------------------------------------
 
 
-def test_it_has_the_methods_that_trl_calls_and_takes_what_trl_passes() -> None:
+def test_transfer_satisfies_the_protocol_of_trl() -> None:
     wanted = {"init_weight_transfer": 0, "pause": 0, "send_weights": 1, "resume": 0, "destroy": 0}
     for name, arguments in wanted.items():
         parameters = inspect.signature(getattr(WeightcastTransfer("memory://protocol"), name)).parameters
         assert len(parameters) == arguments, name
 
 
-def test_several_syncs_in_trls_order_are_as_many_versions_and_every_stream_is_exhausted() -> None:
+def test_each_sync_is_one_version_and_its_stream_is_exhausted() -> None:
     store, tensors = Attended(), model()
     transfer = WeightcastTransfer(store, threads=1)
     trainer = Trainer(transfer, lambda: tensors.items())
@@ -64,7 +64,7 @@ def test_several_syncs_in_trls_order_are_as_many_versions_and_every_stream_is_ex
     assert trainer.exhausted == trainer.model_version == len(versions(store)) == 5
 
 
-def test_where_nothing_changed_the_stream_is_exhausted_all_the_same() -> None:
+def test_stream_without_changes_is_exhausted_too() -> None:
     store, tensors = Attended(), model()
     transfer = WeightcastTransfer(store, threads=1)
     trainer = Trainer(transfer, lambda: tensors.items())
@@ -78,7 +78,7 @@ def test_where_nothing_changed_the_stream_is_exhausted_all_the_same() -> None:
     trainer.end()
 
 
-def test_pause_and_resume_ask_nothing_of_an_engine(opened: Opened, tmp_path: Path) -> None:
+def test_pause_and_resume_make_no_request(opened: Opened, tmp_path: Path) -> None:
     weights = weights_of(SHAPES)
     engine = Local(weights)
     transfer = begun(opened(Bucket(), engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
@@ -89,7 +89,7 @@ def test_pause_and_resume_ask_nothing_of_an_engine(opened: Opened, tmp_path: Pat
     assert not engine.paused
 
 
-def test_a_sync_is_one_line_that_says_it_all(opened: Opened) -> None:
+def test_sync_is_logged_in_one_line(opened: Opened) -> None:
     store, tensors = Attended(), model()
     transfer = opened(store)
     assert transfer.last is None
@@ -120,7 +120,7 @@ STRANGE_F32 = (
 )  # fmt: skip
 
 
-def test_float32_masters_arrive_as_we_round_them_nan_zero_and_ties_alike(opened: Opened) -> None:
+def test_float32_weights_arrive_rounded_with_nan_zero_and_ties(opened: Opened) -> None:
     store, rng = Attended(), np.random.default_rng(3)
     masters = {"strange": words(F32, *STRANGE_F32), "any": words(F32, *rng.integers(0, 2**32, 5000).tolist())}
     transfer = begun(opened(store), masters)
@@ -139,7 +139,7 @@ def test_float32_masters_arrive_as_we_round_them_nan_zero_and_ties_alike(opened:
     holds(store, masters)
 
 
-def test_bf16_weights_arrive_bit_for_bit_nan_payloads_and_signs_of_zero_too(opened: Opened) -> None:
+def test_bf16_weights_arrive_exactly_with_nan_payloads_and_signs_of_zero(opened: Opened) -> None:
     store, rng = Attended(), np.random.default_rng(4)
     tensors = {"strange": words(BF16, *STRANGE_BF16), "any": words(BF16, *rng.integers(0, 2**16, 5000).tolist())}
     transfer = begun(opened(store), tensors)
@@ -189,14 +189,14 @@ def test_without_a_dtype_float32_is_published_as_it_is(opened: Opened) -> None:
     assert {spec.dtype for spec in Chain.open(store).channel.table} == {"F32"}
 
 
-def test_f16_is_rounded_to_where_it_is_asked_for(opened: Opened) -> None:
+def test_float32_is_rounded_to_f16_on_request(opened: Opened) -> None:
     store, tensors = Attended(), model() | {"strange": words(F32, *STRANGE_F32)}
     begun(opened(store, dtype="F16"), tensors)
     holds(store, tensors, "F16")
 
 
 @pytest.mark.parametrize("dtype", [None, "F16", "BF16"])
-def test_the_dtype_of_a_channel_that_is_there_wins(dtype: str | None, opened: Opened, tmp_path: Path) -> None:
+def test_dtype_of_an_existing_channel_wins(dtype: str | None, opened: Opened, tmp_path: Path) -> None:
     store, tensors = Attended(), model(F32)
     halves = wc.Arrays({name: bits(t).reshape(t.shape) for name, t in tensors.items()}, dict.fromkeys(tensors, "BF16"))
     save(halves, tmp_path)
@@ -210,7 +210,7 @@ def test_the_dtype_of_a_channel_that_is_there_wins(dtype: str | None, opened: Op
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_what_a_stream_gave_is_not_read_again_from_the_trainer(dtype: Any) -> None:
+def test_streamed_tensors_are_not_read_from_the_trainer_again(dtype: Any) -> None:
     """TRL frees a gathered tensor, or trains on, once the next one is asked for."""
     received = Streamed(None, "BF16")
     tensors = model(dtype)

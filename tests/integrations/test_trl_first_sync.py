@@ -49,7 +49,7 @@ from weightcast.torch.stream import Streamed  # noqa: E402
 # -- the first sync ----------------------------------------------------------------------------------------------------
 
 
-def test_a_new_channel_is_begun_with_the_whole_model(opened: Opened) -> None:
+def test_new_channel_starts_with_the_whole_model(opened: Opened) -> None:
     store, tensors = Attended(), model()
     transfer = opened(store)
     transfer.init_weight_transfer()
@@ -61,7 +61,7 @@ def test_a_new_channel_is_begun_with_the_whole_model(opened: Opened) -> None:
     holds(store, tensors)
 
 
-def test_a_channel_that_has_these_weights_gets_no_new_version(opened: Opened) -> None:
+def test_channel_with_these_weights_gets_no_new_version(opened: Opened) -> None:
     store, tensors = Attended(), model()
     begun(opened(store), tensors).destroy()
     step(tensors, 1)
@@ -72,7 +72,7 @@ def test_a_channel_that_has_these_weights_gets_no_new_version(opened: Opened) ->
     assert versions(store) == [0, 1]
 
 
-def test_a_channel_that_has_other_weights_gets_exactly_one_version(opened: Opened) -> None:
+def test_channel_with_other_weights_gets_exactly_one_version(opened: Opened) -> None:
     store = Attended()
     begun(opened(store), model(seed=1)).destroy()
     tensors = model(seed=1)
@@ -86,7 +86,7 @@ def test_a_channel_that_has_other_weights_gets_exactly_one_version(opened: Opene
     holds(store, tensors)
 
 
-def test_frozen_tensors_keep_the_heads_bits_for_good(opened: Opened) -> None:
+def test_frozen_tensors_keep_the_bits_of_the_head(opened: Opened) -> None:
     store, tensors = Attended(), model(BF16)
     frozen = {"vision.weight": words(BF16, *STRANGE_BF16), "vision.bias": torch.randn(7).to(F16)}
     begun(opened(store), tensors | frozen)
@@ -103,7 +103,7 @@ def test_frozen_tensors_keep_the_heads_bits_for_good(opened: Opened) -> None:
     assert versions(store) == [0, 1, 2, 3, 4]
 
 
-def test_a_tied_output_layer_that_the_checkpoint_has_twice_goes_with_its_embedding(opened: Opened) -> None:
+def test_tied_output_layer_stored_twice_follows_its_embedding(opened: Opened) -> None:
     """Some checkpoints of tied models have both, Qwen3-0.6B's for one; TRL sends what the model has once."""
     store, tensors = Attended(), model(BF16)
     copies = {"lm_head.weight": tensors["embed.weight"], "frozen.weight": tensors["layers.0.up.weight"].clone()}
@@ -119,7 +119,7 @@ def test_a_tied_output_layer_that_the_checkpoint_has_twice_goes_with_its_embeddi
         transfer.destroy()
 
 
-def test_an_output_layer_of_its_own_that_is_frozen_stays_as_it_is(opened: Opened) -> None:
+def test_frozen_untied_output_layer_stays_unchanged(opened: Opened) -> None:
     store, tensors = Attended(), model(BF16)
     frozen = {"lm_head.weight": tensors["embed.weight"] + 1}
     begun(opened(store), tensors | frozen).destroy()
@@ -129,7 +129,7 @@ def test_an_output_layer_of_its_own_that_is_frozen_stays_as_it_is(opened: Opened
     holds(store, tensors | frozen)
 
 
-def test_a_tensor_that_is_unfrozen_later_is_published_from_then_on(opened: Opened) -> None:
+def test_tensor_unfrozen_later_is_published_from_then_on(opened: Opened) -> None:
     store, tensors = Attended(), model(BF16)
     begun(opened(store), tensors).destroy()
     some = {name: tensor for name, tensor in tensors.items() if "norm" not in name}
@@ -139,7 +139,7 @@ def test_a_tensor_that_is_unfrozen_later_is_published_from_then_on(opened: Opene
     holds(store, tensors)
 
 
-def test_what_a_channel_without_a_version_would_lack_is_named(opened: Opened) -> None:
+def test_tensors_missing_from_a_new_channel_are_named(opened: Opened) -> None:
     store, tensors = Attended(), model(BF16)
     table = Streamed(None, None)
     table.take(tensors.items())
@@ -154,7 +154,7 @@ def test_what_a_channel_without_a_version_would_lack_is_named(opened: Opened) ->
     holds(store, tensors)
 
 
-def test_patience_begins_when_a_first_upload_is_over(opened: Opened) -> None:
+def test_patience_starts_after_the_first_upload(opened: Opened) -> None:
     class Slow(Bucket):
         """Takes long for a whole model, and its engine is live only at the third look."""
 
@@ -223,7 +223,7 @@ EARLY = (
 
 
 @pytest.mark.parametrize("case", [*BAD, "early"])
-def test_a_bad_stream_is_refused_commits_nothing_and_a_good_one_goes_on(case: str, opened: Opened) -> None:
+def test_bad_stream_is_refused_without_a_commit_and_a_good_one_continues(case: str, opened: Opened) -> None:
     spoil, kind, says, tensor = EARLY if case == "early" else BAD[case]
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
@@ -244,7 +244,7 @@ def test_a_bad_stream_is_refused_commits_nothing_and_a_good_one_goes_on(case: st
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("case", ["twice", "raises", "nothing"])
-def test_a_first_stream_that_is_bad_leaves_the_bucket_alone_and_a_good_one_goes_on(
+def test_bad_first_stream_leaves_the_bucket_untouched_and_a_good_one_continues(
     case: str, there: bool, opened: Opened
 ) -> None:
     spoil, kind, says, _ = BAD[case]
@@ -262,7 +262,7 @@ def test_a_first_stream_that_is_bad_leaves_the_bucket_alone_and_a_good_one_goes_
     holds(store, tensors)
 
 
-def test_a_tensor_that_comes_later_than_the_first_stream_is_refused(opened: Opened) -> None:
+def test_tensor_missing_from_the_first_stream_is_refused_later(opened: Opened) -> None:
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
     with pytest.raises(UsageError, match="did not send before") as caught:
@@ -271,7 +271,7 @@ def test_a_tensor_that_comes_later_than_the_first_stream_is_refused(opened: Open
     assert versions(store) == [0]
 
 
-def test_float32_is_not_rounded_to_what_we_cannot_round_to(opened: Opened) -> None:
+def test_rounding_to_an_unsupported_dtype_is_refused(opened: Opened) -> None:
     store = Attended()
     spec = TensorSpec("w", "F8_E4M3", (4,))
     wc.init(store, Bag({spec: np.arange(4, dtype=np.uint8)}))
@@ -282,7 +282,7 @@ def test_float32_is_not_rounded_to_what_we_cannot_round_to(opened: Opened) -> No
     assert versions(store) == [0]
 
 
-def test_a_dtype_that_no_format_has_is_refused_for_a_new_channel(opened: Opened) -> None:
+def test_unknown_dtype_is_refused_for_a_new_channel(opened: Opened) -> None:
     store = Attended()
     transfer = opened(store)
     transfer.init_weight_transfer()
@@ -298,28 +298,28 @@ def test_weights_before_init_are_refused(opened: Opened) -> None:
     transfer.destroy()
 
 
-def test_a_wrong_address_or_dtype_is_known_at_once() -> None:
+def test_wrong_address_or_dtype_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="Did you mean s3://"):
         WeightcastTransfer("s4://bucket/run")
     with pytest.raises(UsageError, match="F64"):
         WeightcastTransfer(MemoryStore(), dtype="F64")
 
 
-def test_a_bucket_that_is_away_when_training_begins_is_an_error_at_once(opened: Opened) -> None:
+def test_unreachable_bucket_at_the_start_is_an_error_at_once(opened: Opened) -> None:
     store = Bucket()
     store.away = True
     with pytest.raises(UnreachableError, match="away"):
         opened(store).init_weight_transfer()
 
 
-def test_what_is_no_channel_is_named_before_anything_is_computed(opened: Opened) -> None:
+def test_malformed_channel_is_refused_before_anything_is_computed(opened: Opened) -> None:
     store = Bucket()
     store.put(CHANNEL, b"{}")
     with pytest.raises(WeightcastError, match=CHANNEL):
         opened(store).init_weight_transfer()
 
 
-def test_of_two_trainers_the_one_that_was_outrun_hears_of_it_at_its_sync(opened: Opened) -> None:
+def test_slower_of_two_trainers_gets_a_conflict_at_its_sync(opened: Opened) -> None:
     store, mine, theirs = Attended(), model(), model()
     first = begun(opened(store), mine)
     step(theirs, 9)

@@ -42,7 +42,7 @@ from weightcast.store.base import Listed  # noqa: E402
 
 
 @pytest.mark.parametrize("trouble", ["away", "full"])
-def test_in_an_outage_training_goes_on_and_all_of_it_arrives_afterwards(
+def test_training_continues_during_an_outage_and_everything_arrives_afterwards(
     trouble: str, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, tensors = Attended(), model()
@@ -71,7 +71,7 @@ def test_in_an_outage_training_goes_on_and_all_of_it_arrives_afterwards(
     holds(store, tensors)
 
 
-def test_a_bucket_that_comes_back_while_a_sync_waits_is_no_trouble(opened: Opened) -> None:
+def test_bucket_that_returns_while_a_sync_waits_causes_no_warning(opened: Opened) -> None:
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
     store.away = True
@@ -84,9 +84,7 @@ def test_a_bucket_that_comes_back_while_a_sync_waits_is_no_trouble(opened: Opene
     holds(store, tensors)
 
 
-def test_a_bucket_that_is_away_once_all_is_uploaded_costs_a_warning(
-    opened: Opened, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bucket_lost_after_the_upload_causes_a_warning(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     class Going(Attended):
         leaves = False
 
@@ -116,14 +114,14 @@ def unsent(opened: Opened) -> tuple[Attended, dict[str, Any], WeightcastTransfer
     return store, tensors, transfer
 
 
-def test_the_end_sends_what_was_not_sent(opened: Opened) -> None:
+def test_destroy_sends_what_was_not_sent(opened: Opened) -> None:
     store, tensors, transfer = unsent(opened)
     store.away = False
     transfer.destroy()
     holds(store, tensors)
 
 
-def test_the_end_says_what_could_not_be_sent_and_another_training_makes_it_good(opened: Opened) -> None:
+def test_destroy_reports_what_could_not_be_sent_and_the_next_training_sends_it(opened: Opened) -> None:
     store, tensors, transfer = unsent(opened)
     with pytest.raises(StoreError, match="away"):
         transfer.destroy()
@@ -138,7 +136,7 @@ def test_the_end_says_what_could_not_be_sent_and_another_training_makes_it_good(
 # -- trainings, one behind the other -----------------------------------------------------------------------------------
 
 
-def test_a_training_may_end_twice_and_another_may_begin() -> None:
+def test_transfer_can_be_destroyed_twice_and_used_again() -> None:
     store, tensors = Attended(), model()
     transfer = WeightcastTransfer(store, threads=1)
     transfer.destroy()
@@ -156,7 +154,7 @@ def test_a_training_may_end_twice_and_another_may_begin() -> None:
     assert versions(store) == [0, 1, 2, 3]
 
 
-def test_no_thread_is_left_behind_by_a_training_that_ended(tmp_path: Path) -> None:
+def test_ended_training_leaves_no_thread(tmp_path: Path) -> None:
     weights = weights_of(SHAPES)
     before = set(threading.enumerate())
     transfer = WeightcastTransfer(
@@ -168,7 +166,7 @@ def test_no_thread_is_left_behind_by_a_training_that_ended(tmp_path: Path) -> No
     assert set(threading.enumerate()) <= before
 
 
-def test_a_training_that_begins_before_the_last_has_ended_publishes_its_own_weights(opened: Opened) -> None:
+def test_training_started_before_the_last_ended_publishes_its_own_weights(opened: Opened) -> None:
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
     others = model(seed=5)
@@ -179,7 +177,7 @@ def test_a_training_that_begins_before_the_last_has_ended_publishes_its_own_weig
     holds(store, others)
 
 
-def test_a_trainer_that_was_killed_is_followed_by_one_that_goes_on(opened: Opened) -> None:
+def test_next_trainer_continues_after_a_killed_one(opened: Opened) -> None:
     store, tensors, last = Attended(), model(), -1
     for life in range(4):
         transfer = begun(opened(store), tensors)  # the one before never ends, and never says anything again
@@ -196,7 +194,7 @@ def test_a_trainer_that_was_killed_is_followed_by_one_that_goes_on(opened: Opene
     assert versions(store) == list(range(last + 1))
 
 
-def test_a_trainer_that_goes_on_from_an_older_checkpoint_publishes_that(opened: Opened) -> None:
+def test_trainer_resumed_from_an_older_checkpoint_publishes_it(opened: Opened) -> None:
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
     older = {name: tensor.clone() for name, tensor in tensors.items()}

@@ -121,7 +121,7 @@ def test_checkpoint_saved_again_during_publish_of_an_anchor_is_not_committed(
     assert [edge.result for edge in chain.anchor_edges()] == [0]
 
 
-def test_file_that_was_deleted_while_it_was_read_is_reported(tmp_path: Path) -> None:
+def test_file_deleted_during_a_read_is_reported(tmp_path: Path) -> None:
     with Checkpoint(saved(tmp_path / "checkpoint", 0)) as checkpoint:
         checkpoint.refuse_changed()
         (tmp_path / "checkpoint" / SINGLE).unlink()
@@ -212,7 +212,7 @@ def test_record_of_another_channel_is_repaired_too() -> None:
     assert store.get(CHANNEL) == whole
 
 
-def test_repair_takes_no_copy_but_the_right_one() -> None:
+def test_repair_takes_only_the_right_copy() -> None:
     store, other = MemoryStore("ours"), MemoryStore("other")
     for one in (store, other):
         wc.init(one, weights(0))

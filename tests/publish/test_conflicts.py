@@ -50,7 +50,7 @@ def world(ram: Path) -> World:
 # -- stores that fence -------------------------------------------------------------------------------------------------
 
 
-def test_the_second_to_commit_a_version_is_told_and_nothing_of_it_is_visible(world: World) -> None:
+def test_second_commit_of_a_version_is_a_conflict_and_leaves_no_trace(world: World) -> None:
     first, second = (publisher_of(world.store, world.states[2]) for _ in range(2))
     assert first.publish(weights=world.states[3]).result(30).position.version == 3
     loses(second, world.states[5])
@@ -59,7 +59,7 @@ def test_the_second_to_commit_a_version_is_told_and_nothing_of_it_is_visible(wor
     world.check_readers([4])
 
 
-def test_who_lost_goes_on_from_the_head_after_a_restart(world: World) -> None:
+def test_loser_of_a_conflict_continues_from_the_head_after_a_restart(world: World) -> None:
     first, second = (publisher_of(world.store, world.states[2]) for _ in range(2))
     first.publish(weights=world.states[3]).result(30)
     first.close()
@@ -156,7 +156,7 @@ def race(url: str, bits: list[wc.Arrays]) -> dict[str, tuple[str, list[int]]]:
     return answers
 
 
-def test_two_processes_at_once(tmp_path: Path) -> None:
+def test_two_processes_publishing_at_once_make_one_chain(tmp_path: Path) -> None:
     bits = states(8)
     init(FileStore(tmp_path / "bucket"), bits[0])
     answers = race(str(tmp_path / "bucket"), bits)
@@ -164,8 +164,8 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert sum(len(versions) for _, versions in answers.values()) == 7
 
 
-def test_two_processes_at_once_without_a_fence(tmp_path: Path) -> None:
-    """At least one is told. Both may be, if each saw the other's: then one must start again, and nothing is lost."""
+def test_two_processes_publishing_at_once_without_a_fence_make_one_chain(tmp_path: Path) -> None:
+    """At least one gets a conflict. Both may, if each saw the other's: then one starts again; nothing is lost."""
     bits = states(8)
     with hub.found(tmp_path / "hub") as hugging_face:
         url = hugging_face.make_bucket("race")
@@ -174,7 +174,7 @@ def test_two_processes_at_once_without_a_fence(tmp_path: Path) -> None:
     assert "conflict" in {kind for kind, _ in answers.values()}
 
 
-def test_two_channels_begun_at_once_are_one(ram: Path) -> None:
+def test_two_inits_at_once_make_one_channel(ram: Path) -> None:
     world = World.make(ram / "world")
     rival = ScriptedStore(world.store)
     rival.before("create", CHANNEL, lambda _: init(world.store, world.states[0]), times=1)
@@ -184,7 +184,7 @@ def test_two_channels_begun_at_once_are_one(ram: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["refuse", "lose", "twice", "delay"])
-def test_a_commit_whose_answer_was_lost_is_ours(world: World, fault: str) -> None:
+def test_commit_whose_response_was_lost_is_recognised(world: World, fault: str) -> None:
     store = FaultyStore(world.store)
     with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05) as publisher:
         store.fault, store.at_request = fault, ("create", manifest_key(3))
@@ -209,8 +209,8 @@ def grow_and_collect(world: World) -> None:
     assert list(world.chain.versions()) == [5]
 
 
-def test_a_writer_that_slept_while_others_went_on_cannot_write_into_the_past(world: World) -> None:
-    """The manifest that would fence it off is collected: nothing but the head tells it that it is late."""
+def test_writer_suspended_while_others_publish_gets_a_conflict(world: World) -> None:
+    """The manifest that would fence it off is collected: only the head shows that it is late."""
     sleeper = publisher_of(world.store, world.states[2])
     grow_and_collect(world)
     loses(sleeper, world.states[6])
@@ -218,14 +218,14 @@ def test_a_writer_that_slept_while_others_went_on_cannot_write_into_the_past(wor
     world.check_readers([5])
 
 
-def test_a_folder_whose_mirror_slept_is_published_on_top_of_the_head(world: World) -> None:
+def test_folder_with_an_outdated_mirror_is_published_on_top_of_the_head(world: World) -> None:
     follow(world)
     grow_and_collect(world)
     assert publish(world.store, world.checkpoint(6), world.mirror).manifest.position.version == 6
     world.check_readers([6])
 
 
-def test_a_mirror_that_slept_notices_at_once(world: World) -> None:
+def test_outdated_mirror_is_noticed_at_once(world: World) -> None:
     """One poll, as `weightcast pull` does: the next version is collected, which is not to say that there is none."""
     follow(world)
     grow_and_collect(world)
@@ -233,7 +233,7 @@ def test_a_mirror_that_slept_notices_at_once(world: World) -> None:
     world.check_mirror([5])
 
 
-def test_a_writer_of_a_channel_that_was_started_over_leaves_nothing_in_the_new_one(world: World) -> None:
+def test_writer_of_a_reset_channel_leaves_nothing_in_the_new_one(world: World) -> None:
     writer = publisher_of(world.store, world.states[2])
     reset(world.store)
     init(world.store, world.states[5])
@@ -248,7 +248,7 @@ def test_a_writer_of_a_channel_that_was_started_over_leaves_nothing_in_the_new_o
 # -- one writer and its own threads ------------------------------------------------------------------------------------
 
 
-def test_publishing_from_several_threads_is_one_behind_the_other(world: World) -> None:
+def test_publishing_from_several_threads_is_serialised(world: World) -> None:
     with publisher_of(world.store, world.states[2]) as publisher:
         threads = [
             threading.Thread(target=lambda w=weights: publisher.publish(weights=w).result(30))
@@ -269,7 +269,7 @@ def test_publishing_from_several_threads_is_one_behind_the_other(world: World) -
         assert subscriber.apply(staged) == head.position
 
 
-def test_a_publisher_that_could_not_send_can_be_closed_twice(world: World) -> None:
+def test_publisher_that_could_not_send_can_be_closed_twice(world: World) -> None:
     store = FaultyStore(world.store)
     publisher = Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05)
     store.fault, store.at = "part", len(store.calls) + 1
@@ -287,7 +287,7 @@ def test_a_publisher_that_could_not_send_can_be_closed_twice(world: World) -> No
     world.check_readers([2])
 
 
-def test_a_full_bucket_is_waited_for_like_any_other_trouble(world: World) -> None:
+def test_publish_to_a_full_bucket_is_retried(world: World) -> None:
     store = ScriptedStore(world.store)
     with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05) as publisher:
         full = store.fail("put", DELTAS, SpaceError("the disk of the store is full"))
@@ -299,8 +299,8 @@ def test_a_full_bucket_is_waited_for_like_any_other_trouble(world: World) -> Non
     world.check_readers([3])
 
 
-def test_what_comes_while_a_commit_is_in_doubt_waits_for_it(world: World) -> None:
-    """The first commit took effect and nobody heard: it stays as it is, and what came meanwhile is one version more."""
+def test_publish_during_a_commit_in_doubt_waits_for_it(world: World) -> None:
+    """The first commit took effect but its response was lost: it stays, and later publishes are one more version."""
     store = FaultyStore(world.store)
     with Publisher(store, wc.Arrays.copy_of(world.states[2]), threads=1, retry_after=0.05) as publisher:
         store.fault, store.at_request = "part-after", ("create", manifest_key(3))
@@ -317,7 +317,7 @@ def test_what_comes_while_a_commit_is_in_doubt_waits_for_it(world: World) -> Non
     world.pull(3)
 
 
-def test_a_reset_cut_short_anywhere_can_be_done_again(world: World) -> None:
+def test_interrupted_reset_can_be_repeated(world: World) -> None:
     """Until it is done, readers find the old channel as it was, or none that they could mistake for it."""
     calls = FaultyStore(world.clone(world.root.parent / "counted").store)
     reset(calls)
@@ -339,7 +339,7 @@ def test_a_reset_cut_short_anywhere_can_be_done_again(world: World) -> None:
         shutil.rmtree(spoilt.root)
 
 
-def test_two_who_squash_at_once_make_the_same(world: World) -> None:
+def test_two_squashes_at_once_make_the_same_objects(world: World) -> None:
     with ThreadPoolExecutor(2) as pool:
         cut = list(pool.map(lambda name: list(squash(world.chain, world.root / name, levels=(2,))), ["one", "two"]))
     assert {edge.key for edges in cut for edge in edges} == {edge.key for edge in world.chain.squash_edges(0)}
@@ -347,7 +347,7 @@ def test_two_who_squash_at_once_make_the_same(world: World) -> None:
     assert [finding for _, finding in verify_deep(world.chain, world.root / "deep") if finding] == []
 
 
-def test_two_who_squash_in_one_folder_are_one_too_many(ram: Path) -> None:
+def test_second_squash_in_the_same_folder_is_refused(ram: Path) -> None:
     world = World.make(ram / "world").begin(4)
     going = squash(world.chain, world.root / "scratch", levels=(2,))
     next(going)

@@ -44,7 +44,7 @@ def careless(ram: Path, request: pytest.FixtureRequest) -> Iterator[World]:
         yield world.begin(2)
 
 
-def test_a_store_that_overwrites_is_found_out(careless: World, world: World) -> None:
+def test_store_that_overwrites_is_detected(careless: World, world: World) -> None:
     assert careless.chain.channel.fence == "list"
     moved = ScriptedStore(world.store.store)
     moved.overwrite()
@@ -52,7 +52,7 @@ def test_a_store_that_overwrites_is_found_out(careless: World, world: World) -> 
         publisher_of(moved, world.states[2])
 
 
-def test_versions_go_on_without_a_fence(careless: World) -> None:
+def test_versions_are_published_without_a_fence(careless: World) -> None:
     with publisher_of(careless.store, careless.states[2]) as publisher:
         publisher.publish(weights=careless.states[3]).result(30)
     careless.check_readers([3])
@@ -60,7 +60,7 @@ def test_versions_go_on_without_a_fence(careless: World) -> None:
         careless.pull(version)
 
 
-def test_without_a_fence_the_second_is_told_too(careless: World) -> None:
+def test_second_commit_without_a_fence_is_a_conflict(careless: World) -> None:
     for names in (("a", "b"), ("b", "a")):
         head = careless.head()
         assert head is not None
@@ -73,8 +73,8 @@ def test_without_a_fence_the_second_is_told_too(careless: World) -> None:
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("behind", [False, True])
-def test_without_a_fence_one_of_two_wins(careless: World, names: tuple[str, str], behind: bool) -> None:
-    """The other commits right before, or right behind, our writing: whatever its name, who wrote first has won."""
+def test_one_of_two_commits_without_a_fence_wins(careless: World, names: tuple[str, str], behind: bool) -> None:
+    """The other commits right before or right after our write: whatever its name, the first to write wins."""
     other = publisher_of(careless.store, careless.states[2], names[0])
     won: list[str] = []
 
@@ -94,8 +94,8 @@ def test_without_a_fence_one_of_two_wins(careless: World, names: tuple[str, str]
 
 
 @pytest.mark.parametrize("name", ["a", "z"])
-def test_without_a_fence_who_sees_a_rival_withdraws(careless: World, name: str) -> None:
-    """Both have written and neither has looked: nobody may count on having won."""
+def test_writer_without_a_fence_withdraws_when_it_sees_a_rival(careless: World, name: str) -> None:
+    """Both have written and neither has listed: neither may assume that it won."""
     rival = manifest_key(3, name)
 
     store = ScriptedStore(careless.store)
@@ -105,7 +105,7 @@ def test_without_a_fence_who_sees_a_rival_withdraws(careless: World, name: str) 
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_who_holds_a_version_that_was_withdrawn_is_brought_to_what_was_committed(careless: World, memory: bool) -> None:
+def test_replica_at_a_withdrawn_version_moves_to_the_committed_one(careless: World, memory: bool) -> None:
     """Without a fence a reader may see a manifest that its writer takes back."""
     held = wc.Arrays.copy_of(careless.states[2])
     with Subscriber(careless.store, held if memory else careless.mirror, threads=1) as reader:
@@ -126,7 +126,7 @@ def test_who_holds_a_version_that_was_withdrawn_is_brought_to_what_was_committed
         assert same_bits(reader.weights, careless.states[4])  # type: ignore[arg-type]
 
 
-def test_collecting_without_a_fence(careless: World) -> None:
+def test_collect_without_a_fence_keeps_the_chain_intact(careless: World) -> None:
     with publisher_of(careless.store, careless.states[2]) as publisher:
         publisher.publish(weights=careless.states[3]).result(30)
     follow(careless)

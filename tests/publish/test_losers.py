@@ -38,8 +38,8 @@ def orphan_delta(world: World, version: int, state: int) -> str:
     return world.chain.put_delta(Position(version, wc.fingerprint(world.states[state]).digest), patch).key
 
 
-def test_an_anchor_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
-    """It stands at a committed version, with other bits, and would be the cheapest way to everything behind it."""
+def test_anchor_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
+    """It is at a committed version, with other bits, and would be the cheapest route to everything after it."""
     orphan_anchor(world, 1, state=6)
     calls = FaultyStore(world.store)
     assert world.pull(store=calls) == 2
@@ -54,7 +54,7 @@ def test_an_anchor_of_a_loser_is_neither_read_nor_relied_on(world: World) -> Non
     assert not [key for key in world.objects() if key.startswith(f"{ANCHORS}000000000001")]
 
 
-def test_a_delta_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
+def test_delta_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
     key = orphan_delta(world, 2, state=6)
     for version in range(3):
         world.pull(version)
@@ -67,7 +67,7 @@ def test_a_delta_of_a_loser_is_neither_read_nor_relied_on(world: World) -> None:
     world.check_readers([2])
 
 
-def test_a_delta_of_a_loser_to_a_version_that_began_anew_is_no_way(world: World) -> None:
+def test_delta_of_a_loser_to_a_version_committed_as_an_anchor_is_not_an_edge(world: World) -> None:
     """The only delta of that version, but what was committed is an anchor."""
     position = Position(3, wc.fingerprint(world.states[3]).digest)
     ref = world.chain.put_anchor(position, {path.name: path for path in world.checkpoint(3).iterdir()})
@@ -84,8 +84,8 @@ def test_a_delta_of_a_loser_to_a_version_that_began_anew_is_no_way(world: World)
     world.check_readers([4])
 
 
-def test_weights_of_a_loser_are_no_version(world: World) -> None:
-    """Whoever holds them, the loser itself for one, is brought to the head like any stranger."""
+def test_weights_of_a_loser_are_not_a_version(world: World) -> None:
+    """A replica that holds them, such as the loser itself, is updated to the head like any newcomer."""
     orphan_delta(world, 2, state=6)
     orphan_anchor(world, 1, state=5)
     for state in (5, 6):
@@ -98,7 +98,7 @@ def test_weights_of_a_loser_are_no_version(world: World) -> None:
         assert same_bits(held, world.states[2])
 
 
-def test_an_upload_in_flight_is_not_collected_however_old_it_is(world: World) -> None:
+def test_running_upload_is_not_collected_at_any_age(world: World) -> None:
     """A delta that waits for its commit: its writer was slow, or has just been restarted and sent the same again."""
     position = Position(3, wc.fingerprint(world.states[3]).digest)
     data = wc.encode(wc.diff(world.states[2], world.states[3]), "banded", world.states[2])
@@ -109,7 +109,7 @@ def test_an_upload_in_flight_is_not_collected_however_old_it_is(world: World) ->
     world.check_readers([3])
 
 
-def test_an_anchor_of_the_next_version_in_flight_is_not_collected_however_old_it_is(world: World) -> None:
+def test_running_upload_of_the_next_anchor_is_not_collected_at_any_age(world: World) -> None:
     """Nor once it has its record, until another writer commits that version with other weights."""
     key = orphan_anchor(world, 3, state=3)
     files = {key for key in world.objects() if key.startswith(f"{ANCHORS}000000000003")}
@@ -127,7 +127,7 @@ def test_an_anchor_of_the_next_version_in_flight_is_not_collected_however_old_it
     world.check_readers([3])
 
 
-def test_an_anchor_in_flight_is_not_collected(world: World) -> None:
+def test_running_upload_of_an_anchor_is_not_collected(world: World) -> None:
     """Its first file is older than the grace period when the last one arrives."""
 
     def collect_meanwhile(_: Request) -> None:

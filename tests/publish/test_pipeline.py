@@ -106,7 +106,7 @@ ENDS = [sending_fails_for_good, merging_fails_for_good, close]
 
 @given(st.lists(st.sampled_from(GOING_ON), max_size=60), st.sampled_from([0, 9]))
 @settings(max_examples=500)
-def test_whatever_the_order_of_events_everything_is_committed_in_order(events: list[Event], owed: int) -> None:
+def test_events_in_any_order_commit_everything_in_order(events: list[Event], owed: int) -> None:
     driver = Driver(owed)
     for event in events:
         event(driver)
@@ -122,7 +122,7 @@ def test_whatever_the_order_of_events_everything_is_committed_in_order(events: l
 
 @given(st.lists(st.sampled_from(GOING_ON * 2 + ENDS), max_size=60), st.sampled_from(ENDS))
 @settings(max_examples=500)
-def test_however_it_ends_no_receipt_is_left_unresolved(events: list[Event], end: Event) -> None:
+def test_no_receipt_is_left_unresolved_at_any_end(events: list[Event], end: Event) -> None:
     driver = Driver()
     for event in (*events, end):
         event(driver)
@@ -202,7 +202,7 @@ def test_closing_with_only_an_owed_difference_loses_nothing() -> None:
     assert driver.pipeline.ended is None
 
 
-def test_change_that_was_undone_commits_nothing() -> None:
+def test_undone_change_commits_nothing() -> None:
     driver = Driver()
     driver.publish(1)
     driver.publish(0)
@@ -257,7 +257,7 @@ def sending(driver: Driver, value: int, stage: type) -> None:
         driver.advance()
 
 
-def test_failed_upload_is_merged_with_what_was_published_meanwhile() -> None:
+def test_failed_upload_is_merged_with_later_publishes() -> None:
     driver = Driver()
     sending(driver, 1, Encoded)
     driver.fail()
@@ -289,7 +289,7 @@ def test_commit_that_was_tried_stays_as_it_is() -> None:
 
 
 def test_retry_waits_for_scans_that_are_there_but_not_for_later_ones() -> None:
-    """Else a trainer that publishes without a pause would keep it waiting."""
+    """Otherwise a trainer that publishes without a pause would delay it indefinitely."""
     driver = Driver()
     sending(driver, 1, Encoded)
     driver.fail()
@@ -344,7 +344,7 @@ def test_flush_raises_a_failure_that_comes_after_it_began_and_hurries_the_retry(
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-def test_failure_of_a_merge_reaches_every_receipt_but_that_of_a_commit_under_way() -> None:
+def test_failure_of_a_merge_reaches_every_receipt_but_that_of_a_running_commit() -> None:
     driver = Driver()
     sending(driver, 1, Uploaded)
     driver.publish(2)
@@ -360,7 +360,7 @@ def test_failure_of_a_merge_reaches_every_receipt_but_that_of_a_commit_under_way
     assert driver.pipeline.begin_send() == ()
 
 
-def test_upload_that_fails_after_the_end_is_told_why() -> None:
+def test_upload_that_fails_after_the_end_gets_the_reason() -> None:
     driver = Driver()
     sending(driver, 1, Encoded)
     driver.pipeline.end(MemoryError())
@@ -368,7 +368,7 @@ def test_upload_that_fails_after_the_end_is_told_why() -> None:
     assert driver.versions() == [MemoryError]
 
 
-def test_ended_pipeline_raises_what_ended_it_and_remembers_that_it_was_heard() -> None:
+def test_ended_pipeline_raises_its_error_and_records_that_it_was_raised() -> None:
     driver = Driver()
     sending(driver, 1, Uploaded)
     driver.pipeline.sending_failed(MemoryError())

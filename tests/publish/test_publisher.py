@@ -25,7 +25,7 @@ def store() -> Store:
     return MemoryStore()
 
 
-def test_publisher_begins_a_channel_where_there_is_none_and_a_subscriber_refuses(store: Store) -> None:
+def test_publisher_creates_a_missing_channel_and_a_subscriber_refuses(store: Store) -> None:
     model = small_model()
     with pytest.raises(ChannelError, match="weightcast init"):
         wc.Subscriber(store, model)
@@ -36,7 +36,7 @@ def test_publisher_begins_a_channel_where_there_is_none_and_a_subscriber_refuses
     assert same_bits(here, model)
 
 
-def test_interrupted_beginning_is_completed_by_a_publisher(store: Store) -> None:
+def test_interrupted_init_is_completed_by_a_publisher(store: Store) -> None:
     model = small_model()
     Chain.create(store, model.table)
     with wc.Publisher(store, model) as publisher:
@@ -222,7 +222,7 @@ def test_every_dtype_arrives(store: Store) -> None:
     assert same_bits(there, new)
 
 
-def test_trainer_at_the_head_goes_on(store: Store) -> None:
+def test_trainer_at_the_head_continues(store: Store) -> None:
     states = channel_of(store, 3)
     with wc.Publisher(store, states[-1]) as publisher:
         assert publisher.position == head_of(store)

@@ -76,7 +76,7 @@ def test_flush_times_out(store: Store) -> None:
         held.end()
 
 
-def test_bucket_that_goes_away_is_not_created_and_gets_everything_once_it_is_back(tmp_path: Path) -> None:
+def test_missing_bucket_is_not_created_and_gets_everything_once_it_is_back(tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     model = small_model()
     wc.init(FileStore(bucket), model)
@@ -92,7 +92,7 @@ def test_bucket_that_goes_away_is_not_created_and_gets_everything_once_it_is_bac
         assert receipt.result(0).step == 1
 
 
-def test_close_raises_what_ended_the_publisher_unless_it_was_heard(store: Store) -> None:
+def test_close_raises_what_ended_the_publisher_unless_it_was_raised_before(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
     sleeper = wc.Publisher(store, model)
@@ -122,7 +122,7 @@ def test_repeated_failure_is_logged_once(store: Store, caplog: pytest.LogCapture
     publisher.close()
 
 
-def test_block_raises_its_own_error_rather_than_that_of_close(store: Store) -> None:
+def test_error_in_the_block_wins_over_the_error_of_close(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
     failing = ScriptedStore(store)
@@ -138,7 +138,7 @@ def test_block_raises_its_own_error_rather_than_that_of_close(store: Store) -> N
         block()
 
 
-def test_failed_upload_is_sent_while_publishing_goes_on(store: Store) -> None:
+def test_failed_upload_is_sent_while_publishing_continues(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
     failing = ScriptedStore(store)
@@ -188,7 +188,7 @@ def test_failure_in_the_background_reaches_every_receipt(store: Store) -> None:
     publisher.close()
 
 
-def test_upload_that_fails_after_the_publisher_ended_leaves_nobody_waiting(store: Store) -> None:
+def test_upload_that_fails_after_the_publisher_ended_resolves_every_receipt(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
     failing = ScriptedStore(store)

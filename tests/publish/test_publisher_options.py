@@ -41,7 +41,7 @@ def test_unknown_choice_is_refused_with_the_choices_before_anything_is_uploaded(
 
 
 @pytest.mark.parametrize("weights", [{"w": np.zeros(3, np.float32)}, None, 7, [np.zeros(3)]])
-def test_something_else_than_weights_is_refused_with_the_remedy(weights: Any) -> None:
+def test_argument_that_is_not_weights_is_refused_with_the_remedy(weights: Any) -> None:
     store = MemoryStore("options")
     kind = type(weights).__name__
     with pytest.raises(UsageError, match=rf"expected weights \(wc.Arrays, a folder or a torch module\), got {kind}"):

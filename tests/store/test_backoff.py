@@ -31,7 +31,7 @@ def test_waits_stay_at_the_limit_after_many_thousand_failures(every: float) -> N
     assert waits[-1] == pytest.approx(60)
 
 
-def test_an_interval_above_the_limit_is_kept() -> None:
+def test_interval_above_the_limit_is_kept() -> None:
     backoff = Backoff(300.0, random=middle)
     assert backoff.idle() == pytest.approx(300)
     assert backoff.failed() == pytest.approx(300)

@@ -143,7 +143,7 @@ FileStore(sys.argv[1]).put("other", b"content")
 
 @pytest.mark.parametrize(("age", "kept"), [(0.9 * DAY, True), (1.1 * DAY, False)])
 def test_age_of_debris_is_measured_by_the_file_systems_clock(tmp_path: Path, age: float, kept: bool) -> None:
-    """The times of files are all that counts: also where this host's clock is years behind."""
+    """Only the times of files count, even if this host's clock is years late."""
     store = FileStore(tmp_path)
     store.put("a", b"")
     left = tmp_path / ".tmp" / "1-0123456789abcdef"

@@ -64,7 +64,7 @@ def test_round_trip(tmp_path: Path, size: int, parts: int) -> None:
     assert sum(length for _, length in asked) == size + 1, "each byte once, and one to see that it ends there"
 
 
-def test_a_file_in_its_place_is_replaced(tmp_path: Path) -> None:
+def test_file_in_its_place_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "out").write_bytes(b"old")
     download(holding(CONTENT), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CONTENT
@@ -76,7 +76,7 @@ def test_sha256_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [1, PART, 3 * PART + 1, len(CONTENT)])
-def test_a_beginning_is_not_loaded_again(tmp_path: Path, there: int) -> None:
+def test_partial_download_is_not_fetched_again(tmp_path: Path, there: int) -> None:
     (tmp_path / "out.partial").write_bytes(CONTENT[:there])
     store = holding(CONTENT)
     asked = ranges_of(store)
@@ -86,13 +86,13 @@ def test_a_beginning_is_not_loaded_again(tmp_path: Path, there: int) -> None:
 
 
 @pytest.mark.parametrize("there", [b"x" * 10, b"x" * len(CONTENT), b"x" * 2 * len(CONTENT), CONTENT + b"x"])
-def test_the_beginning_of_something_else_is_dropped(tmp_path: Path, there: bytes) -> None:
+def test_partial_download_of_another_object_is_dropped(tmp_path: Path, there: bytes) -> None:
     (tmp_path / "out.partial").write_bytes(there)
     download(holding(CONTENT), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CONTENT
 
 
-def test_a_killed_download_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_killed_download_resumes(tmp_path: Path) -> None:
     content = os.urandom(20_000_000)
     FileStore(tmp_path / "store").put("key", content)
     code = """
@@ -139,7 +139,7 @@ fetch(Slow(sys.argv[1]), "key", 20_000_000, sys.argv[2], Path(sys.argv[3]), part
     ],
 )
 @pytest.mark.parametrize("begun", [0, 1500])
-def test_another_object_than_described_is_refused(tmp_path: Path, change: Any, says: str, begun: int) -> None:
+def test_object_other_than_described_is_refused(tmp_path: Path, change: Any, says: str, begun: int) -> None:
     (tmp_path / "out").write_bytes(b"old")
     (tmp_path / "out.partial").write_bytes(CONTENT[:begun])
     with pytest.raises(FormatError, match=says) as caught:
@@ -150,7 +150,7 @@ def test_another_object_than_described_is_refused(tmp_path: Path, change: Any, s
     assert (tmp_path / "out").read_bytes() == b"old"
 
 
-def test_a_store_that_fails_leaves_a_right_beginning(tmp_path: Path) -> None:
+def test_failing_store_leaves_a_valid_partial_download(tmp_path: Path) -> None:
     store = holding(CONTENT)
     store.fail("get", skip=3, every=4)
     tries = 0
@@ -168,13 +168,13 @@ def test_a_store_that_fails_leaves_a_right_beginning(tmp_path: Path) -> None:
     download(Patient(flaky, sleep=lambda seconds: None), tmp_path / "out")
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_object_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingError):
         download(MemoryStore(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_disk_without_room_is_noticed_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_without_room_is_noticed_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=len(CONTENT) - 1))
     store = holding(CONTENT)
@@ -187,7 +187,7 @@ def test_a_disk_without_room_is_noticed_before_the_first_byte(tmp_path: Path, mo
     download(store, tmp_path / "out")
 
 
-def test_a_disk_that_runs_full_is_noticed_on_the_way(tmp_path: Path) -> None:
+def test_disk_that_fills_up_during_a_download_is_noticed(tmp_path: Path) -> None:
     """The kernel refuses: a limit on the size of files, as a child process has it."""
     code = """
 import hashlib, resource, signal, sys
@@ -234,7 +234,7 @@ def test_parts_are_loaded_at_the_same_time(tmp_path: Path) -> None:
     download(store, tmp_path / "out", content, parts=4)
 
 
-def test_the_bytes_are_synced_before_the_name_and_the_folder_behind_it(
+def test_bytes_are_synced_before_the_name_and_the_folder_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
@@ -271,7 +271,7 @@ def test_two_downloads_of_one_file_do_not_mix(tmp_path: Path) -> None:
     download(holding(CONTENT), tmp_path / "out")
 
 
-def test_a_mark_stands_for_everything_but_the_tensors_bits(tmp_path: Path) -> None:
+def test_mark_covers_everything_but_the_bits_of_tensors(tmp_path: Path) -> None:
     header = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
     weights = len(header).to_bytes(8, "little") + header + b"12"
     files = {"model.safetensors": weights, "config.json": b"{}"}

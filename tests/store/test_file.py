@@ -53,7 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return made
 
 
-def test_put_syncs_the_bytes_before_the_name_and_the_folder_behind_it(
+def test_put_syncs_the_bytes_before_the_name_and_the_folder_after_it(
     tmp_path: Path, calls: list[tuple[str, str]]
 ) -> None:
     FileStore(tmp_path / "root").put("a/b/c", b"content")
@@ -77,7 +77,7 @@ def test_create_links(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     assert not names(tmp_path / ".tmp")
 
 
-def test_delete_is_synced_and_takes_deserted_folders_with_it(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
+def test_delete_is_synced_and_removes_empty_folders(tmp_path: Path, calls: list[tuple[str, str]]) -> None:
     store = FileStore(tmp_path)
     store.put("a/b/c", b"")
     store.put("a/d", b"")
@@ -90,7 +90,7 @@ def test_delete_is_synced_and_takes_deserted_folders_with_it(tmp_path: Path, cal
     assert names(tmp_path) == [".tmp"]
 
 
-def test_a_folder_that_is_deserted_while_an_object_enters_is_made_again(tmp_path: Path) -> None:
+def test_folder_removed_during_a_put_is_created_again(tmp_path: Path) -> None:
     code = """
 import sys
 from weightcast.store.file import FileStore
@@ -127,7 +127,7 @@ for line in sys.stdin:
         assert run.returncode == 0
 
 
-def test_what_a_killed_writer_leaves_is_invisible_and_swept_later(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_invisible_and_swept_later(tmp_path: Path) -> None:
     code = """
 import os, sys
 from weightcast.store import file
@@ -178,14 +178,14 @@ def test_strangers_temporary_files_and_links_are_invisible(tmp_path: Path) -> No
     assert names(outside) == ["secret"]
 
 
-def test_the_root_may_be_a_link(tmp_path: Path) -> None:
+def test_root_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     FileStore(tmp_path / "link").put("a", b"content")
     assert FileStore(tmp_path / "real").get("a") == b"content"
 
 
-def test_a_listing_walks_only_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_walks_only_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path)
     for folder in ("deltas/1", "deltas/2", "manifests", "pins"):
         for i in range(3):
@@ -213,7 +213,7 @@ def test_a_listing_walks_only_where_it_must(tmp_path: Path, monkeypatch: pytest.
     assert walked == ["deltas/1", "deltas/1/0"]
 
 
-def test_a_folder_that_is_not_there_is_missing_once_it_is_asked(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_at_the_first_call(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "none")
     for ask in (lambda: store.get("a"), lambda: list(store.list("")), lambda: list(store.list("a/"))):
         with pytest.raises(MissingError, match="the folder does not exist") as caught:
@@ -250,7 +250,7 @@ def test_objects_and_folders_do_not_share_names(tmp_path: Path) -> None:
         (errno.EMFILE, StoreError),
     ],
 )
-def test_what_the_system_refuses_has_its_own_error(
+def test_system_refusal_has_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
     store = FileStore(tmp_path)
@@ -270,7 +270,7 @@ def test_what_the_system_refuses_has_its_own_error(
     assert not names(tmp_path / ".tmp")
 
 
-def test_a_full_disk_is_a_space_error(tmp_path: Path) -> None:
+def test_full_disk_is_a_space_error(tmp_path: Path) -> None:
     """The kernel refuses: a limit on the size of files, as a child process has it."""
     code = """
 import resource, signal, sys
@@ -292,7 +292,9 @@ for data in (bytes(2 << 20), root / "source"):
     assert not names(tmp_path / "store" / ".tmp")
 
 
-def test_a_lost_answer_of_a_network_file_system_is_no_defeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_response_of_a_network_file_system_is_not_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.link
 
     def link(*arguments: Any, **options: Any) -> None:
@@ -303,7 +305,7 @@ def test_a_lost_answer_of_a_network_file_system_is_no_defeat(tmp_path: Path, mon
     assert FileStore(tmp_path).create("a", b"content")
 
 
-def test_files_are_copied_without_the_kernels_shortcut_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_without_copy_file_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> int:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 

@@ -62,7 +62,7 @@ def test_keys_that_no_store_can_hold(store: Store, key: str) -> None:
 
 
 @pytest.mark.parametrize("after", [HALF, "a\0", "\udcff", "x" * 5000], ids=ascii)
-def test_listing_behind_a_name_that_no_store_can_hold(store: Store, after: str) -> None:
+def test_listing_after_a_name_that_no_store_can_hold(store: Store, after: str) -> None:
     refused(lambda: list(store.list("a", after)))
 
 
@@ -112,7 +112,7 @@ def abyss(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_folders_deeper_than_any_key_are_not_walked(abyss: Path) -> None:
-    """Nested folders cost who makes them nothing, and a reader its stack."""
+    """Nested folders are free to make and could exhaust a reader's stack."""
     FileStore(abyss).put("a/b", b"")
     assert [listed.key for listed in FileStore(abyss).list("")] == ["a/b"]
 
@@ -148,7 +148,7 @@ def test_roots_that_no_file_system_can_have(root: str) -> None:
     ],
     ids=ascii,
 )  # fmt: skip
-def test_web_addresses_that_are_none(url: str) -> None:
+def test_malformed_web_addresses_are_refused(url: str) -> None:
     assert isinstance(refused(open_store, url), UsageError)
 
 
@@ -219,7 +219,7 @@ def test_prefix_is_checked_as_keys_are() -> None:
         assert check_prefix(prefix) == prefix
 
 
-def test_bucket_addresses_that_are_none() -> None:
+def test_malformed_bucket_addresses_are_refused() -> None:
     for url in (
         f"s3://{HALF}",
         f"s3://bucket/{HALF}",

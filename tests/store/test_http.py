@@ -79,7 +79,7 @@ def test_writing_is_not_supported(web: Web) -> None:
             write()
 
 
-def test_the_index_is_the_listing(web: Web) -> None:
+def test_listing_comes_from_the_index(web: Web) -> None:
     store = HttpStore(web.url)
     assert list(store.list("")) == []
     objects = [Listed("m/2", 7, 1e9), Listed("m/10", 0, 1e9 + 0.5), Listed("n/1", 3, 2e9), Listed("m/1", 3, 2e9)]
@@ -105,14 +105,14 @@ def test_the_index_is_the_listing(web: Web) -> None:
         ),
     ],
 )  # fmt: skip
-def test_an_index_that_lies_is_refused(web: Web, index: bytes) -> None:
+def test_false_index_is_refused(web: Web, index: bytes) -> None:
     FileStore(web.folder).put("index.json", index)
     with pytest.raises(FormatError) as caught:
         list(HttpStore(web.url).list(""))
     assert caught.value.file == f"{web.url}/index.json"
 
 
-def test_an_index_of_the_future_and_one_without_end(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_of_a_later_format_or_without_end_is_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VersionError):
         read_index(b'{"format":2,"objects":[]}')
     monkeypatch.setattr(http, "MAX_INDEX", 1000)
@@ -171,7 +171,7 @@ def test_tls_and_its_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         HttpStore(web.url.replace("http", "https")).get("a")
 
 
-def test_a_server_that_compresses_is_refused(web: Web) -> None:
+def test_server_that_compresses_is_refused(web: Web) -> None:
     FileStore(web.folder).put("a", b"content")
     web.compressed = True
     with pytest.raises(StoreError, match="changes the bytes"):
@@ -203,7 +203,7 @@ def test_more_bytes_than_asked_for_are_not_taken() -> None:
         assert len(HttpStore(url).get("a", 0, 10)) == 10
 
 
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     with pytest.raises(UnreachableError, match="nothing answers"):
         HttpStore("http://127.0.0.1:1/x").get("a")

@@ -99,7 +99,7 @@ def test_other_addresses_of_the_hub_are_refused(url: str) -> None:
     assert "hf://buckets/OWNER/NAME" in str(caught.value)
 
 
-def test_an_address_is_shown_as_it_was_given(hub: Hub) -> None:
+def test_address_is_shown_as_it_was_given(hub: Hub) -> None:
     for url in ("hf://buckets/me/x", "HF://buckets/me/x/", "hf://buckets/me/x"):
         assert open_store(url).url == "hf://buckets/me/x"
     assert open_store("hf://buckets/me/x/run/42").url == "hf://buckets/me/x/run/42"
@@ -115,7 +115,7 @@ def test_folders_of_a_bucket_do_not_see_each_other(bucket: str) -> None:
     assert whole.get("a/b/x") == one.get("x") == b"one"
 
 
-def test_what_is_no_key_is_not_listed(hub: Hub, bucket: str) -> None:
+def test_files_that_are_not_keys_are_not_listed(hub: Hub, bucket: str) -> None:
     """A bucket may hold what others put there."""
     store = HubStore(bucket)
     store.put("a", b"")
@@ -126,14 +126,14 @@ def test_what_is_no_key_is_not_listed(hub: Hub, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["huggingface_hub", "hf_xet"])
-def test_without_the_library_the_remedy_is_said(name: str) -> None:
+def test_missing_library_is_an_error_with_a_remedy(name: str) -> None:
     code = f"import sys; sys.modules[{name!r}] = None; import weightcast as wc; wc.open_store('hf://buckets/me/x')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'weightcast[hf]'" in run.stderr
     assert "UsageError" in run.stderr
 
 
-def test_the_library_is_not_imported_for_other_stores() -> None:
+def test_library_is_not_imported_for_other_stores() -> None:
     code = "import sys, weightcast as wc; wc.open_store('.'); print('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
@@ -141,7 +141,7 @@ def test_the_library_is_not_imported_for_other_stores() -> None:
 # -- times -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_hub_does_not_date_is_new(
+def test_objects_without_a_date_count_as_new(
     hub: Hub, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The time that it has from the uploader's disk says nothing, and nothing of unknown age may be collected."""
@@ -186,13 +186,13 @@ def refused(call: Callable[[], object], kind: type[StoreError], says: str) -> St
     return error
 
 
-def test_a_token_that_nobody_knows(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_token_is_an_access_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     for _, call in calls(HubStore(bucket)):
         assert "hf auth login" in str(refused(call, AccessError, "does not know who asks").hint)
 
 
-def test_a_token_that_may_only_read(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_token_is_an_access_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = HubStore(bucket)
     store.put("key", b"content")
     monkeypatch.setenv("HF_TOKEN", READING)
@@ -204,7 +204,7 @@ def test_a_token_that_may_only_read(bucket: str, monkeypatch: pytest.MonkeyPatch
             assert "write permission" in str(refused(call, AccessError, f"may not {verb} here").hint)
 
 
-def test_a_bucket_that_does_not_exist(hub: Hub) -> None:
+def test_missing_bucket_is_an_error(hub: Hub) -> None:
     for _, call in calls(HubStore("hf://buckets/tester/missing/folder")):
         error = refused(call, MissingError, "the bucket does not exist")
         assert error.key is None
@@ -218,9 +218,7 @@ def test_a_bucket_that_does_not_exist(hub: Hub) -> None:
 @pytest.mark.parametrize(
     "body", [b"null", b"[1]", b'{"error": "sign in first"}', b"[null]", b'[{"type": "file"}]', b"<html>"]
 )
-def test_answers_that_make_no_sense_are_errors_of_ours(
-    bucket: str, body: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_answers_raise_our_errors(bucket: str, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that wants a login answers 200 to everything."""
     head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\n"
     with answering(head + b"Content-Length: %d\r\n\r\n" % len(body) + body) as url:
@@ -244,7 +242,7 @@ def test_answers_that_make_no_sense_are_errors_of_ours(
         (418, StoreError, "refuses the request (418)"),
     ],
 )
-def test_answers_that_are_none(hub: Hub, bucket: str, status: int, kind: type[StoreError], says: str) -> None:
+def test_error_answers_raise_our_errors(hub: Hub, bucket: str, status: int, kind: type[StoreError], says: str) -> None:
     store = HubStore(bucket)
     store.put("key", b"content")
     hub.statuses = dict.fromkeys(("tree", "resolve", "batch", "write-token"), status)
@@ -259,7 +257,7 @@ def test_answers_that_are_none(hub: Hub, bucket: str, status: int, kind: type[St
 @pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize("route", ["read-token", "xet-read", "xet-bytes"])
 @pytest.mark.parametrize("status", [401, 404, 429, 503])
-def test_contents_that_cannot_be_had(
+def test_contents_that_cannot_be_fetched_raise_our_errors(
     hub: Hub, bucket: str, monkeypatch: pytest.MonkeyPatch, route: str, status: int
 ) -> None:
     """hf_xet says little, and of some troubles nothing: a stream that ends early must not be taken for the object."""
@@ -281,7 +279,7 @@ def test_contents_that_cannot_be_had(
 
 
 @pytest.mark.usefixtures("_hasty")
-def test_nobody_there(hub: Hub, bucket: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_server_is_an_error(hub: Hub, bucket: str, capfd: pytest.CaptureFixture[str]) -> None:
     store = HubStore(bucket)
     store.put("key", b"content")
     hub.stop()
@@ -296,7 +294,7 @@ def test_nobody_there(hub: Hub, bucket: str, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.usefixtures("_hasty")
-def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_host_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("no_proxy", "*")
@@ -305,7 +303,7 @@ def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_hasty")
-def test_a_call_of_others_is_logged_as_ever(hub: Hub, bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_of_other_code_are_logged_as_usual(hub: Hub, bucket: str, caplog: pytest.LogCaptureFixture) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -320,13 +318,13 @@ def test_a_call_of_others_is_logged_as_ever(hub: Hub, bucket: str, caplog: pytes
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_large_file_is_sent_and_taken_in_bounded_memory(bucket: str, tmp_path: Path) -> None:
+def test_large_file_is_sent_and_received_in_bounded_memory(bucket: str, tmp_path: Path) -> None:
     sent, taken = sent_and_taken(bucket, tmp_path, megabytes=250)
     assert sent < 350, "hf_xet holds a few parts of 64 MB"
     assert taken < 150
 
 
-def test_many_read_at_once_and_the_handshake_is_made_once(hub: Hub, bucket: str) -> None:
+def test_concurrent_reads_share_one_handshake(hub: Hub, bucket: str) -> None:
     store = HubStore(bucket)
     contents = {f"k{i}": secrets.token_bytes(200_000) for i in range(8)}
     for key, content in contents.items():
@@ -338,7 +336,7 @@ def test_many_read_at_once_and_the_handshake_is_made_once(hub: Hub, bucket: str)
     assert hub.since(asked) == {"resolve": 8}
 
 
-def test_a_fork_reads_on(bucket: str) -> None:
+def test_forked_process_can_read(bucket: str) -> None:
     code = """
 import os, sys
 from weightcast.store.hub import HubStore
@@ -359,7 +357,7 @@ assert os.waitpid(child, 0)[1] == 0
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_drawn_for_anything(bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_operation_draws_a_progress_bar(bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Nor is huggingface_hub's own switch touched, which the user's program may rely on."""
     from huggingface_hub.utils import are_progress_bars_disabled
 
@@ -375,7 +373,7 @@ def test_nothing_is_drawn_for_anything(bucket: str, tmp_path: Path, capfd: pytes
     assert not are_progress_bars_disabled()
 
 
-def test_how_far_a_large_file_is_is_told(bucket: str, tmp_path: Path) -> None:
+def test_progress_of_a_large_file_is_reported(bucket: str, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     large = tmp_path / "large"
     large.write_bytes(secrets.token_bytes(40 << 20))
@@ -390,7 +388,7 @@ def test_how_far_a_large_file_is_is_told(bucket: str, tmp_path: Path) -> None:
 # -- channels ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_poll_is_one_small_request_however_long_the_chain_is(hub: Hub, bucket: str) -> None:
+def test_idle_poll_is_one_small_request_at_any_chain_length(hub: Hub, bucket: str) -> None:
     hub.page = 3
     try:
         channel_of(open_store(bucket), 8)
@@ -406,7 +404,7 @@ def test_an_idle_poll_is_one_small_request_however_long_the_chain_is(hub: Hub, b
         hub.page = 25
 
 
-def test_what_a_version_costs(hub: Hub, bucket: str) -> None:
+def test_version_costs_this_many_requests(hub: Hub, bucket: str) -> None:
     """Requests to the Hub; those for contents go to Xet."""
     model = small_model()
     wc.init(bucket, model)

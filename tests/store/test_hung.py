@@ -42,7 +42,7 @@ def test_hung_calls_leave_a_bounded_number_of_threads(store: ScriptedStore) -> N
     assert caught.value.hint
 
 
-def test_calls_at_once_that_hang_are_bounded_too(store: ScriptedStore) -> None:
+def test_concurrent_hung_calls_are_bounded(store: ScriptedStore) -> None:
     patient = Patient(store, attempts=50, timeout=0.001, concurrency=4, sleep=lambda seconds: None)
 
     def call() -> None:
@@ -57,7 +57,7 @@ def test_calls_at_once_that_hang_are_bounded_too(store: ScriptedStore) -> None:
     assert store.count() < MOST + 4
 
 
-def test_calls_go_on_once_hung_ones_come_back(store: ScriptedStore) -> None:
+def test_calls_continue_once_hung_ones_return(store: ScriptedStore) -> None:
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -78,32 +78,32 @@ class TestOverwriting(StoreContract):
 
 
 @pytest.mark.parametrize(("store", "expected"), [(MemoryStore(), True), (overwriting(), False), (lying(), False)])
-def test_the_probe_finds_out_who_overwrites_and_leaves_nothing(store: Store, expected: bool) -> None:
+def test_probe_detects_overwriting_and_leaves_nothing(store: Store, expected: bool) -> None:
     assert honours_create(store) is expected
     assert list(store.list("")) == []
 
 
-def test_the_probe_is_not_fooled_by_a_create_that_was_retried() -> None:
+def test_probe_recognises_a_retried_create() -> None:
     """The first attempt succeeded but its answer was lost, and the second met the first one's object."""
     store = ScriptedStore()
     store.fail("create", lost=True, times=1)
     assert honours_create(Patient(store, sleep=lambda seconds: None))
 
 
-def test_the_clock_is_the_stores_own() -> None:
+def test_clock_is_the_stores_own() -> None:
     store = ScriptedStore(now=12345.0)
     assert clock(store) == 12345.0
     assert list(store.list(PROBES)) == []
 
 
-def test_the_clock_of_a_store_that_does_not_list_what_it_holds() -> None:
+def test_clock_of_a_store_that_does_not_list_what_it_holds() -> None:
     store = ScriptedStore()
     store.answer("list", "", lambda found: [])
     with pytest.raises(UnreachableError, match="not listed"):
         clock(store)
 
 
-def test_a_name_in_memory_means_the_same_store_to_all() -> None:
+def test_name_in_memory_means_the_same_store_to_all() -> None:
     seen = []
     open_store("memory://shared").put("a", b"content")
     thread = threading.Thread(target=lambda: seen.append(open_store("memory://shared").get("a")))
@@ -167,7 +167,7 @@ def test_paths_and_file_urls_are_folders(tmp_path: Path, monkeypatch: pytest.Mon
         ("a\0b", None),
     ],
 )
-def test_slips_are_met_with_what_is_known(url: str, guess: str | None) -> None:
+def test_malformed_address_is_refused_with_a_hint(url: str, guess: str | None) -> None:
     with pytest.raises(UsageError) as caught:
         open_store(url)
     assert caught.value.hint
@@ -176,7 +176,7 @@ def test_slips_are_met_with_what_is_known(url: str, guess: str | None) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_without_obstore_the_remedy_is_said() -> None:
+def test_missing_obstore_is_an_error_with_a_remedy() -> None:
     code = "import sys; sys.modules['obstore'] = None; import weightcast.store as s; s.open_store('s3://bucket')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'weightcast[stores]'" in run.stderr

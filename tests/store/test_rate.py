@@ -58,7 +58,7 @@ def test_objects_put_together_are_paid_for_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
-def test_rate_that_is_no_rate_is_refused(rate: float) -> None:
+def test_malformed_rate_is_refused(rate: float) -> None:
     with pytest.raises(UsageError, match="cannot limit the rate"):
         Limited(MemoryStore(), rate)
 

@@ -62,7 +62,7 @@ def pauses() -> list[float]:
     return []
 
 
-def test_what_may_be_cured_is_tried_again(pauses: list[float]) -> None:
+def test_transient_errors_are_retried(pauses: list[float]) -> None:
     store = Flaky(lambda call: call % 3 != 0)
     patient = Patient(store, sleep=pauses.append)
     patient.put("a", b"content")
@@ -79,7 +79,7 @@ def middle(low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def test_attempts_end_and_pauses_grow(pauses: list[float]) -> None:
+def test_attempts_are_limited_and_pauses_grow(pauses: list[float]) -> None:
     store = Flaky(lambda call: True)
     with pytest.raises(UnreachableError, match="flaky"):
         Patient(store, attempts=10, sleep=pauses.append, random=middle).get("a")
@@ -92,7 +92,7 @@ def test_attempts_end_and_pauses_grow(pauses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("error", [AccessError, MissingError, StoreError])
-def test_what_cannot_be_cured_is_not_tried_again(pauses: list[float], error: type[StoreError]) -> None:
+def test_permanent_errors_are_not_retried(pauses: list[float], error: type[StoreError]) -> None:
     store = Flaky(lambda call: True, error)
     patient = Patient(store, sleep=pauses.append)
     for call in (lambda: patient.get("a"), lambda: patient.put("a", b""), lambda: patient.delete("a")):
@@ -102,14 +102,14 @@ def test_what_cannot_be_cured_is_not_tried_again(pauses: list[float], error: typ
     assert not pauses
 
 
-def test_a_create_whose_answer_was_lost_says_false(pauses: list[float]) -> None:
+def test_create_whose_response_was_lost_returns_false(pauses: list[float]) -> None:
     patient = Patient(Flaky(lambda call: call == 1, late=True), sleep=pauses.append)
     assert not patient.create("a", b"content")
     assert patient.get("a") == b"content"
 
 
 @pytest.mark.parametrize(("every", "count"), [(2, 300), (7, 1000), (1500, 5000)])
-def test_a_listing_goes_on_where_it_stood(pauses: list[float], every: int, count: int) -> None:
+def test_listing_resumes_where_it_failed(pauses: list[float], every: int, count: int) -> None:
     store = Flaky(lambda call: False)
     keys = [f"{i:05}" for i in range(count)]
     for key in keys:
@@ -132,7 +132,7 @@ def test_a_listing_goes_on_where_it_stood(pauses: list[float], every: int, count
     assert len(pauses) == len(failed) == len(range(1, count, every))
 
 
-def test_a_listing_is_lazy() -> None:
+def test_listing_is_lazy() -> None:
     store = Flaky(lambda call: False)
     for i in range(5000):
         store.put(f"{i:05}", b"")
@@ -160,7 +160,7 @@ class Hanging(MemoryStore):
         yield Listed("late", 0, 0.0)
 
 
-def test_a_call_that_hangs_is_given_up(pauses: list[float]) -> None:
+def test_hung_call_is_abandoned(pauses: list[float]) -> None:
     store = Hanging()
     patient = Patient(store, attempts=3, timeout=0.05, sleep=pauses.append)
     for call in (lambda: patient.get("a", 0, 1), lambda: list(patient.list(""))):
@@ -173,7 +173,7 @@ def test_a_call_that_hangs_is_given_up(pauses: list[float]) -> None:
     assert patient.get("a") == b"late"
 
 
-def test_the_limit_grows_with_the_bytes(tmp_path: Path) -> None:
+def test_limit_grows_with_the_bytes(tmp_path: Path) -> None:
     limits = []
 
     class Measured(Patient):
@@ -219,7 +219,7 @@ def test_no_more_calls_at_once_than_allowed() -> None:
     assert most[0] == 4
 
 
-def test_without_a_limit_no_other_thread_is_asked() -> None:
+def test_call_without_a_limit_stays_in_its_thread() -> None:
     class Here(MemoryStore):
         def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
             return str(threading.get_ident()).encode()
@@ -245,7 +245,7 @@ def test_threads_are_used_again_and_leave_when_idle(monkeypatch: pytest.MonkeyPa
     assert patient.get("a") == b""
 
 
-def test_a_hop_costs_little() -> None:
+def test_hop_costs_little() -> None:
     """Far below a millisecond; the bound is wide, since machines are noisy."""
     patient = Patient(MemoryStore())
     patient.put("a", b"")
@@ -269,7 +269,7 @@ def test_errors_of_all_kinds_come_back_from_the_other_thread() -> None:
         Patient(Panicking()).get("a")
 
 
-def test_a_process_ends_though_a_call_hangs() -> None:
+def test_process_ends_while_a_call_hangs() -> None:
     with answering(lambda connection: None) as url:
         code = """
 import sys
@@ -293,7 +293,7 @@ for call in (lambda: store.get("a", 0, 10), lambda: store.put("a", b""), lambda:
     assert run.stdout.count("no answer within 0.3 s") == 3
 
 
-def test_a_forked_child_has_threads_of_its_own() -> None:
+def test_forked_child_has_threads_of_its_own() -> None:
     code = """
 import os
 from weightcast.store.memory import MemoryStore

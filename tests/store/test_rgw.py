@@ -76,7 +76,7 @@ def test_folders_of_a_bucket_do_not_see_each_other(bucket: str) -> None:
     assert open_store(bucket.replace("s3:", "s3a:")).get("y") == b"whole"
 
 
-def test_wrong_credentials(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_are_an_access_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret-and-wrong")
         for _, call in calls(ObjectStore(bucket)):
@@ -87,14 +87,14 @@ def test_wrong_credentials(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None
             refused(call, AccessError, "does not know this access key")
 
 
-def test_what_is_not_allowed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody in particular asks for what belongs to the test's user."""
+def test_missing_permission_is_an_access_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An anonymous client asks for objects of the test's user."""
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     for verb, call in calls(ObjectStore(bucket)):
         refused(call, AccessError, f"may not {verb} here")
 
 
-def test_no_credentials(rgw: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_an_access_error(rgw: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
@@ -102,7 +102,7 @@ def test_no_credentials(rgw: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
         refused(call, AccessError, "no credentials were found")
 
 
-def test_a_bucket_that_does_not_exist(rgw: Endpoint) -> None:
+def test_missing_bucket_is_an_error(rgw: Endpoint) -> None:
     for _, call in calls(ObjectStore("s3://no-such-bucket/folder")):
         refused(call, MissingError, "the bucket does not exist")
     with pytest.raises(MissingError) as caught:
@@ -118,7 +118,9 @@ def test_a_bucket_that_does_not_exist(rgw: Endpoint) -> None:
         ("https://{here}", "does not speak TLS"),
     ],
 )
-def test_nobody_there(rgw: Endpoint, monkeypatch: pytest.MonkeyPatch, endpoint: str, says: str) -> None:
+def test_unreachable_server_is_an_error(
+    rgw: Endpoint, monkeypatch: pytest.MonkeyPatch, endpoint: str, says: str
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint.format(here=rgw.url.removeprefix("http://")))
     monkeypatch.setenv("no_proxy", "*")
     store = ObjectStore("s3://bucket")
@@ -160,7 +162,7 @@ def s3_error(code: str) -> str:
         (b"nonsense\r\n\r\n", UnreachableError, "the connection to the store broke"),
     ],
 )
-def test_answers_that_are_none(
+def test_error_answers_raise_our_errors(
     monkeypatch: pytest.MonkeyPatch, answer: bytes, kind: type[StoreError], says: str
 ) -> None:
     with answering(answer) as url:
@@ -171,7 +173,7 @@ def test_answers_that_are_none(
 
 
 @pytest.mark.usefixtures("_keys")
-def test_an_answer_that_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     head = 'HTTP/1.1 200 OK\r\nContent-Length: 10\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: "x"\r\n\r\n'
     with answering(head.encode() + b"abc") as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
@@ -179,7 +181,7 @@ def test_an_answer_that_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_keys")
-def test_a_certificate_of_an_unknown_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificate_of_an_unknown_authority_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority, *pair = certificate(tmp_path)
     FileStore(tmp_path / "site").put("bucket/a", b"")
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
@@ -193,7 +195,7 @@ def test_a_certificate_of_an_unknown_authority(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["GOOGLE_APPLICATION_CREDENTIALS", "AZURE_STORAGE_ACCOUNT_NAME"])
-def test_the_other_clouds_say_what_they_miss(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_other_clouds_name_the_missing_variable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     url = "gs://bucket" if name.startswith("G") else "az://bucket"
@@ -203,7 +205,7 @@ def test_the_other_clouds_say_what_they_miss(monkeypatch: pytest.MonkeyPatch, na
     assert name in str(caught.value)
 
 
-def test_a_large_file_is_sent_and_taken_in_bounded_memory(bucket: str, tmp_path: Path) -> None:
+def test_large_file_is_sent_and_received_in_bounded_memory(bucket: str, tmp_path: Path) -> None:
     sent, taken = sent_and_taken(bucket, tmp_path, megabytes=500)
     assert sent < 250
     assert taken < 150

@@ -126,14 +126,14 @@ def test_system_without_the_call_is_unsupported(tmp_path: Path, monkeypatch: pyt
         FileStore(tmp_path).create("a", b"")
 
 
-def test_missing_permission_is_not_taken_for_missing_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_is_not_reported_as_missing_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refuse(errno.EPERM))
     monkeypatch.setattr(rename, "rename_exclusively", refuse(errno.EPERM))
     with pytest.raises(AccessError, match="the file system refuses it"):
         FileStore(tmp_path).create("a", b"")
 
 
-def test_lost_answer_of_a_rename_is_no_defeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_response_of_a_rename_is_not_a_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = rename.rename_exclusively
 
     def call(*arguments: object) -> None:

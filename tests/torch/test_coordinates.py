@@ -36,7 +36,7 @@ from weightcast.torch.coordinates import coordinates_of  # noqa: E402
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_layout_is_what_save_pretrained_writes(family: str, tmp_path: Path) -> None:
+def test_layout_is_what_save_pretrained_writes(family: str, tmp_path: Path) -> None:
     model = built(family)
     layout = coordinates_of(model)
     assert layout.model is model
@@ -48,12 +48,12 @@ def test_a_layout_is_what_save_pretrained_writes(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("family", ["qwen3 tied", "mixtral", "gpt2", "t5", "hrm_text", "ernie4_5_vl_moe"])
-def test_in_fp32(family: str, tmp_path: Path) -> None:
+def test_layout_in_fp32_is_what_save_pretrained_writes(family: str, tmp_path: Path) -> None:
     model = built(family, torch.float32)
     assert_is_saved(coordinates_of(model), model, tmp_path)
 
 
-def test_in_several_dtypes_at_once(tmp_path: Path) -> None:
+def test_layout_of_mixed_dtypes_is_what_save_pretrained_writes(tmp_path: Path) -> None:
     model = built("qwen3_moe")
     model.model.norm.float()
     model.model.layers[0].mlp.gate.half()
@@ -61,7 +61,7 @@ def test_in_several_dtypes_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "llava", "qwen2_vl", "hrm_text", "t5"])
-def test_a_loaded_model_goes_back_to_the_names_it_was_loaded_from(family: str, tmp_path: Path) -> None:
+def test_loaded_model_is_saved_under_the_names_it_was_loaded_from(family: str, tmp_path: Path) -> None:
     """A loaded model carries conversions of its own, which transformers would edit."""
     made = built(family)
     made.save_pretrained(tmp_path / "first")
@@ -77,7 +77,7 @@ def test_a_loaded_model_goes_back_to_the_names_it_was_loaded_from(family: str, t
     assert [(c._original_source_patterns, c._original_target_patterns) for c in fresh._weight_conversions] == before
 
 
-def test_a_sharded_checkpoint_is_the_same(tmp_path: Path) -> None:
+def test_sharded_checkpoint_has_the_same_layout(tmp_path: Path) -> None:
     model = built("qwen3_moe")
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     with Checkpoint(tmp_path) as checkpoint:
@@ -85,7 +85,7 @@ def test_a_sharded_checkpoint_is_the_same(tmp_path: Path) -> None:
         assert checkpoint.table == arrays_of(coordinates_of(model)).table
 
 
-def test_sources_are_the_parameters_that_an_optimizer_has() -> None:
+def test_sources_are_the_parameters_of_the_optimizer() -> None:
     model = built("hrm_text")
     layout = coordinates_of(model)
     own = {id(parameter) for parameter in model.parameters()}
@@ -93,7 +93,7 @@ def test_sources_are_the_parameters_that_an_optimizer_has() -> None:
     assert sources == own
 
 
-def test_made_tensors_have_no_other_sources_than_they_need() -> None:
+def test_converted_tensors_have_only_the_sources_they_need() -> None:
     (layer, *_) = (model := built("jina_embeddings_v3")).layers
     wqkv = next(made for made in coordinates_of(model).made if made.name == "encoder.layers.0.mixer.Wqkv.weight")
     attention = layer.self_attn
@@ -122,7 +122,7 @@ def test_names_are_sorted_by_their_bytes() -> None:
     assert names == sorted(names)
 
 
-def test_conversions_that_want_to_see_tensors_they_do_not_use(tmp_path: Path) -> None:
+def test_conversion_that_reads_tensors_it_does_not_use_is_traced(tmp_path: Path) -> None:
     model = built("qwen3")
     converter = WeightConverter(["qk.weight"], ["q_norm.weight", "k_norm.weight"], [NeedsAll()])
     model._weight_conversions = [converter]
@@ -143,7 +143,7 @@ class Halves(NeedsAll):
         }
 
 
-def test_conversions_that_count_on_contiguous_memory(tmp_path: Path) -> None:
+def test_conversion_that_needs_contiguous_memory_is_traced(tmp_path: Path) -> None:
     model = built("qwen3")
     model._weight_conversions = [WeightConverter(["left.weight", "right.weight"], "o_proj.weight", [Halves()])]
     layout = coordinates_of(model)
@@ -156,7 +156,7 @@ def test_conversions_that_count_on_contiguous_memory(tmp_path: Path) -> None:
 # What a layout costs
 
 
-def test_twenty_thousand_experts_are_found() -> None:
+def test_twenty_thousand_experts_are_traced() -> None:
     sizes = {**SMALL, **EXPERTS, "hidden_size": 8, "num_hidden_layers": 52, "moe_intermediate_size": 4}
     config = tf.Qwen3MoeConfig(**{**sizes, "num_experts": 128, "head_dim": 4, "_experts_implementation": "eager"})
     with torch.device("meta"):
@@ -184,7 +184,7 @@ def id_of_storage(tensor: Any) -> int:
 
 
 @pytest.mark.parametrize("family", ["qwen3 tied", "qwen3_moe", "hrm_text", "ernie4_5_vl_moe", "llava", "t5"])
-def test_a_layout_takes_no_memory_and_leaves_the_model_as_it_is(family: str) -> None:
+def test_layout_takes_no_memory_and_leaves_the_model_unchanged(family: str) -> None:
     def ids(values: dict[str, Any]) -> dict[str, int]:
         return {name: id(value) for name, value in values.items()}
 
@@ -212,7 +212,7 @@ def test_transformers_is_not_imported_for_a_plain_module() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_made_tensors_are_logged_by_kind(caplog: pytest.LogCaptureFixture) -> None:
+def test_converted_tensors_are_logged_by_kind(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "weightcast")
     coordinates_of(built("qwen3_moe"))
     assert not caplog.messages

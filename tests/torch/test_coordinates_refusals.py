@@ -46,16 +46,16 @@ def refusal_of(model: Any, tensor: str | None = "0.weight") -> UsageError:
     return caught.value
 
 
-def test_refuses_meta_tensors() -> None:
+def test_meta_tensors_are_refused() -> None:
     assert "Materialise the model first" in str(refusal_of(holding(torch.empty(2, 2, device="meta"))))
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_refuses_lazy_modules() -> None:
+def test_lazy_modules_are_refused() -> None:
     assert "Materialise the model first" in str(refusal_of(nn.Sequential(nn.LazyLinear(2))))
 
 
-def test_refuses_non_contiguous_parameters() -> None:
+def test_non_contiguous_parameters_are_refused() -> None:
     error = refusal_of(holding(torch.empty(2, 3).t()))
     assert "not contiguous" in error.problem
     model = holding(torch.empty(2, 3).t())
@@ -65,7 +65,7 @@ def test_refuses_non_contiguous_parameters() -> None:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_refuses_sharded_parameters() -> None:
+def test_sharded_parameters_are_refused() -> None:
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
     mesh = init_device_mesh("cpu", (1,))
@@ -73,13 +73,13 @@ def test_refuses_sharded_parameters() -> None:
     assert error.problem == "sharded parameters are not supported yet"
 
 
-def test_refuses_parameters_that_deepspeed_has_partitioned() -> None:
+def test_parameters_that_deepspeed_partitioned_are_refused() -> None:
     model = holding(torch.empty(0))
     model[0].weight.ds_shape = torch.Size([2, 2])
     assert refusal_of(model).problem == "sharded parameters are not supported yet"
 
 
-def test_refuses_fsdp_of_the_first_kind() -> None:
+def test_fsdp1_is_refused() -> None:
     class FullyShardedDataParallel(nn.Sequential):
         pass
 
@@ -97,20 +97,20 @@ class Wrapping(torch.Tensor):
         return Wrapping((2, 2))
 
 
-def test_refuses_tensors_without_plain_memory() -> None:
+def test_tensors_without_plain_memory_are_refused() -> None:
     assert refusal_of(holding(Wrapping((2, 2)))).problem == "a Wrapping has no plain memory"
 
 
-def test_refuses_sparse_tensors() -> None:
+def test_sparse_tensors_are_refused() -> None:
     assert refusal_of(holding(torch.eye(2).to_sparse())).problem == "a torch.sparse_coo tensor has no plain memory"
 
 
-def test_refuses_dtypes_that_safetensors_cannot_hold() -> None:
+def test_dtypes_that_safetensors_cannot_hold_are_refused() -> None:
     error = refusal_of(holding(torch.ones(2, 2, dtype=torch.complex128)))
     assert error.problem == "safetensors files cannot hold torch.complex128"
 
 
-def test_refuses_made_tensors_of_such_dtypes() -> None:
+def test_converted_tensors_of_such_dtypes_are_refused() -> None:
     class Widen(NeedsAll):
         def convert(self, input_dict: Any, source_patterns: Any, target_patterns: Any, **kwargs: Any) -> Any:
             return {target_patterns[0]: input_dict[source_patterns[0]][0].to(torch.complex128)}
@@ -121,17 +121,17 @@ def test_refuses_made_tensors_of_such_dtypes() -> None:
     assert error.problem == "safetensors files cannot hold torch.complex128"
 
 
-def test_refuses_a_model_without_tensors() -> None:
+def test_model_without_tensors_is_refused() -> None:
     assert refusal_of(nn.Identity(), None).problem == "the model has no tensors"
 
 
-def test_refuses_memory_that_is_shared_in_part() -> None:
+def test_partly_shared_memory_is_refused() -> None:
     memory = torch.zeros(10)
     error = refusal_of(nn.ParameterDict({"a": memory[:6], "b": memory[5:]}), "b")
     assert "shares memory with a" in error.problem
 
 
-def test_refuses_two_views_of_the_same_memory() -> None:
+def test_two_views_of_the_same_memory_are_refused() -> None:
     memory = torch.zeros(4)
     refusal_of(nn.ParameterDict({"a": memory, "b": memory.view(2, 2)}), "b")
     refusal_of(nn.ParameterDict({"a": memory, "b": memory[:3]}), "b")
@@ -140,7 +140,7 @@ def test_refuses_two_views_of_the_same_memory() -> None:
     refusal_of(module, "b")
 
 
-def test_refuses_state_that_is_no_parameter() -> None:
+def test_state_that_is_not_a_tensor_is_refused() -> None:
     class Counting(nn.Linear):
         def get_extra_state(self) -> Any:
             return {"steps": 1}
@@ -149,7 +149,7 @@ def test_refuses_state_that_is_no_parameter() -> None:
     assert "no parameter or buffer" in error.problem
 
 
-def test_refuses_ties_that_transformers_does_not_know(tmp_path: Path) -> None:
+def test_ties_unknown_to_transformers_are_refused(tmp_path: Path) -> None:
     model = built("qwen3")
     model.model.layers[1].mlp.up_proj.weight = model.model.layers[0].mlp.up_proj.weight
     error = refusal_of(model, "model.layers.0.mlp.up_proj.weight")
@@ -158,7 +158,7 @@ def test_refuses_ties_that_transformers_does_not_know(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path)
 
 
-def test_refuses_what_transformers_cannot_convert() -> None:
+def test_model_that_transformers_cannot_convert_is_refused() -> None:
     model = built("qwen3")
     model._weight_conversions = [WeightConverter(["a.weight", "b.weight"], "q_norm.weight", [Concatenate(0)])]
     model._weight_conversions[0].operations[0].num_shards_attribute = "no_such_attribute"
@@ -166,7 +166,7 @@ def test_refuses_what_transformers_cannot_convert() -> None:
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_refuses_adapters(inner: bool) -> None:
+def test_adapters_are_refused(inner: bool) -> None:
     peft_model = type("PeftModel", (nn.Linear,), {"__module__": "peft.peft_model"})(2, 2)
     assert "merge_and_unload" in str(refusal_of(nn.Sequential(peft_model) if inner else peft_model, None))
     model = built("qwen3")
@@ -174,7 +174,7 @@ def test_refuses_adapters(inner: bool) -> None:
     assert "merge_and_unload" in str(refusal_of(model, None))
 
 
-def test_refuses_quantised_models() -> None:
+def test_quantised_models_are_refused() -> None:
     model = built("qwen3")
     model.hf_quantizer = object()
     assert "quantised" in refusal_of(model, None).problem

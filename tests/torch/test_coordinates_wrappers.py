@@ -40,7 +40,7 @@ def one_process(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt2"])
-def test_compiled_and_in_data_parallel(family: str) -> None:
+def test_compiled_or_data_parallel_model_has_the_names_of_its_own_layout(family: str) -> None:
     model = built(family)
     wanted = table_of(model)
     for wrapped in (
@@ -53,7 +53,7 @@ def test_compiled_and_in_data_parallel(family: str) -> None:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_in_distributed_data_parallel() -> None:
+def test_distributed_data_parallel_model_has_the_names_of_its_own_layout() -> None:
     model = built("qwen3 tied")
     wanted = table_of(model)
     wrapped = compiled(nn.parallel.DistributedDataParallel(model))
@@ -62,7 +62,7 @@ def test_in_distributed_data_parallel() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3 tied", "qwen3_moe", "llava", "t5", "hrm_text"])
-def test_compiled_inside(family: str, tmp_path: Path) -> None:
+def test_model_with_a_compiled_part_has_the_names_of_its_own_layout(family: str, tmp_path: Path) -> None:
     model, same = built(family), built(family)
     for name, module in list(model.named_modules()):
         if name and (
@@ -108,7 +108,7 @@ PLAIN = [
 ]
 
 
-def test_a_plain_module_goes_by_its_state_dict() -> None:
+def test_plain_module_has_the_names_of_its_state_dict() -> None:
     model = Plain()
     layout = coordinates_of(model)
     assert [piece.name for piece in layout.pieces] == PLAIN
@@ -124,7 +124,7 @@ def test_a_plain_module_goes_by_its_state_dict() -> None:
     assert torch.equal(seen["norm.running_mean"], model.norm.running_mean)
 
 
-def test_wrappers_in_a_plain_module_leave_its_own_names_alone() -> None:
+def test_wrappers_in_a_plain_module_leave_its_own_names_unchanged() -> None:
     model = Plain()
     model.module = nn.DataParallel(compiled(model.module))
     model.norm = compiled(model.norm)
@@ -146,7 +146,7 @@ def test_tensors_without_elements_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("build", [Plain, qwen3], ids=["plain", "qwen3"])
-def test_parameters_that_are_parts_of_one_buffer(build: Callable[[], Any]) -> None:
+def test_parameters_that_are_parts_of_one_buffer_are_separate_tensors(build: Callable[[], Any]) -> None:
     """As optimizers with flat buffers have them."""
     model = build()
     wanted = arrays_of(coordinates_of(model))
@@ -169,7 +169,7 @@ def test_ties_by_memory_are_ties(tmp_path: Path) -> None:
     assert table_of(pretrained) == table_of(built("qwen3 tied"))
 
 
-def test_dtypes_are_those_of_the_wire() -> None:
+def test_dtypes_are_those_of_the_format() -> None:
     assert set(DTYPES.values()) <= BIT_DTYPES.keys()
     assert all(BIT_DTYPES[name].per_value == 8 * dtype.itemsize for dtype, name in DTYPES.items())
     assert {torch.complex128, torch.qint8, torch.quint8, torch.float4_e2m1fn_x2}.isdisjoint(DTYPES)

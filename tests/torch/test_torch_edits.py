@@ -19,7 +19,7 @@ from weightcast.torch.model import kernels_for  # noqa: E402
 
 
 @pytest.mark.parametrize("detect", DETECTORS)
-def test_load_state_dict_is_caught_at_once(detect: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_state_dict_is_noticed_at_once(detect: str, caplog: pytest.LogCaptureFixture) -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with (
@@ -39,7 +39,7 @@ def test_load_state_dict_is_caught_at_once(detect: str, caplog: pytest.LogCaptur
     assert ("changed outside the optimizer" in caplog.text) == (detect == "transient")
 
 
-def test_an_edit_behind_torchs_back_without_a_step_is_caught_at_the_next_check(
+def test_edit_unseen_by_torch_without_a_step_is_noticed_at_the_next_check(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, channel = small(torch.bfloat16), store()
@@ -60,7 +60,7 @@ def test_an_edit_behind_torchs_back_without_a_step_is_caught_at_the_next_check(
     assert "changed outside the optimizer" in caplog.text
 
 
-def test_an_edit_that_undoes_a_step_is_no_change() -> None:
+def test_edit_that_undoes_a_step_sends_nothing() -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -79,7 +79,7 @@ def test_an_edit_that_undoes_a_step_is_no_change() -> None:
 
 
 @pytest.mark.parametrize("detect", DETECTORS)
-def test_a_buffer_that_is_replaced_is_followed(detect: str) -> None:
+def test_replaced_buffer_is_followed(detect: str) -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with (
@@ -96,7 +96,7 @@ def test_a_buffer_that_is_replaced_is_followed(detect: str) -> None:
 
 @pytest.mark.parametrize("detect", DETECTORS)
 @pytest.mark.parametrize("way", ["by name", "by load_state_dict", "by data"])
-def test_a_parameter_that_is_replaced_is_followed(detect: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_replaced_parameter_is_followed(detect: str, way: str, caplog: pytest.LogCaptureFixture) -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with (
@@ -121,7 +121,7 @@ def test_a_parameter_that_is_replaced_is_followed(detect: str, way: str, caplog:
 
 
 @pytest.mark.parametrize("detect", DETECTORS)
-def test_a_model_that_is_converted_is_refused(detect: str) -> None:
+def test_model_converted_to_another_dtype_is_refused(detect: str) -> None:
     model, channel = small(torch.float32), store()
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer, detect=detect, dtype="BF16") as publisher:
@@ -134,7 +134,7 @@ def test_a_model_that_is_converted_is_refused(detect: str) -> None:
                 optimizer.step()
 
 
-def test_a_parameter_group_that_is_added_later_is_seen() -> None:
+def test_parameter_group_added_later_is_scanned() -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model.up)
     for name, parameter in model.named_parameters():
@@ -150,8 +150,8 @@ def test_a_parameter_group_that_is_added_later_is_seen() -> None:
             same(model, follower.model)
 
 
-def test_an_edit_behind_torchs_back_before_a_step_is_sent_whole_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Its patch would begin at bits that nobody has."""
+def test_edit_unseen_by_torch_before_a_step_is_sent_with_the_step(caplog: pytest.LogCaptureFixture) -> None:
+    """Its patch would start from bits that no replica has."""
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer) as publisher, Following(channel) as follower:
@@ -165,7 +165,7 @@ def test_an_edit_behind_torchs_back_before_a_step_is_sent_whole_with_it(caplog: 
     assert caplog.text.count("up.weight changed outside the optimizer") == 1
 
 
-def test_averaged_weights_swapped_in_and_out_while_an_upload_is_under_way() -> None:
+def test_averaged_weights_swapped_in_and_out_during_an_upload_are_published() -> None:
     """The merged patch brings a whole tensor that is what it was."""
     model, channel = small(torch.bfloat16), store()
     failing = ScriptedStore(channel)
@@ -184,8 +184,8 @@ def test_averaged_weights_swapped_in_and_out_while_an_upload_is_under_way() -> N
 
 
 @pytest.mark.parametrize("detect", DETECTORS)
-def test_a_publish_that_broke_off_ends_the_publisher(detect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Part of what changed had been taken note of: what comes next would lack it."""
+def test_publish_that_raises_midway_ends_the_publisher(detect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of the change was already recorded: the next publish would miss it."""
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     publisher = wc.Publisher(channel, model, optimizer=optimizer, detect=detect)
@@ -215,7 +215,7 @@ def raising(error: type[BaseException]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("detect", DETECTORS)
-def test_buffers_that_change_places_are_followed(detect: str) -> None:
+def test_swapped_buffers_are_followed(detect: str) -> None:
     model, channel = two_buffers(), store()
     with (
         wc.Publisher(channel, model, optimizer=adam(model), detect=detect) as publisher,
@@ -236,7 +236,7 @@ def two_buffers() -> nn.Module:
 
 
 @pytest.mark.parametrize("detect", DETECTORS)
-def test_a_module_that_is_replaced_is_followed_and_one_that_is_new_or_untied_refused(detect: str) -> None:
+def test_replaced_module_is_followed_and_a_new_or_untied_one_refused(detect: str) -> None:
     model, channel = small(torch.bfloat16), store()
     with (
         wc.Publisher(channel, model, optimizer=adam(model), detect=detect) as publisher,
@@ -258,7 +258,7 @@ def test_a_module_that_is_replaced_is_followed_and_one_that_is_new_or_untied_ref
         publisher.publish().result(60)
 
 
-def test_publishing_from_another_thread_in_the_middle_of_a_step_is_refused() -> None:
+def test_publishing_from_another_thread_during_a_step_is_refused() -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     caught: list[BaseException] = []

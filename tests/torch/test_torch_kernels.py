@@ -180,17 +180,17 @@ def check(name: str, kind: str, density: float, shapes: list[tuple[int, ...]]) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SETS)
-def test_every_set_finds_the_same_bits(name: str, kind: str) -> None:
+def test_every_kernel_set_finds_the_same_bits(name: str, kind: str) -> None:
     check(name, kind, 0.03, SHAPES)
 
 
 @pytest.mark.parametrize("density", [0.0, 0.0005, 0.4, 1.0])
 @pytest.mark.parametrize("name", SETS)
-def test_every_set_finds_the_same_bits_at_any_density(name: str, density: float) -> None:
+def test_every_kernel_set_finds_the_same_bits_at_any_density(name: str, density: float) -> None:
     # Interpreted, each change costs: two tiles, the second of them hardly begun, have to do where most elements change.
     check(name, "bf16", density, SHAPES if CUDA or density < 0.1 else [(3,), (0,), (4100,)])
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_set_finds_the_same_bits_across_blocks(name: str) -> None:
+def test_every_kernel_set_finds_the_same_bits_across_blocks(name: str) -> None:
     check(name, "bf16", 0.02, [(BLOCK + 5000,)] if not CUDA else [(3 * BLOCK + 5000,), (100,), (BLOCK,)])

@@ -47,7 +47,7 @@ def run(dtype: torch.dtype, every: int, steps: int, lr: float = 3e-5) -> list[st
 
 @pytest.mark.parametrize("every", [1, 3, 7])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["pure bf16", "fp32 masters"])
-def test_three_hundred_steps_arrive_bit_by_bit_and_all_detectors_send_the_same(dtype: torch.dtype, every: int) -> None:
+def test_three_hundred_steps_arrive_exactly_and_all_detectors_send_the_same(dtype: torch.dtype, every: int) -> None:
     steps = 300
     assert len(set(run(dtype, every, steps))) > 0.9 * steps // every
 
@@ -77,7 +77,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer | list[torch.o
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("detect", DETECTORS)
-def test_whatever_optimizes(kind: str, detect: str) -> None:
+def test_steps_of_any_optimizer_arrive_exactly(kind: str, detect: str) -> None:
     model, channel = small(torch.float32), store()
     made = OPTIMIZERS[kind](model)
     optimizers = made if isinstance(made, list) else [made]
@@ -108,7 +108,7 @@ def closure(model: nn.Module, step: int) -> torch.Tensor:
     return loss
 
 
-def test_accelerates_wrapper_is_looked_into() -> None:
+def test_optimizer_in_the_wrapper_of_accelerate_is_unwrapped() -> None:
     accelerate = pytest.importorskip("accelerate")
     model, channel = small(torch.float32), store()
     accelerator = accelerate.Accelerator(cpu=DEVICE == "cpu")
@@ -124,7 +124,7 @@ def test_accelerates_wrapper_is_looked_into() -> None:
             same(model, follower.model)
 
 
-def test_a_compiled_model_has_the_names_of_its_own() -> None:
+def test_compiled_model_is_published_under_its_original_names() -> None:
     model, channel = small(torch.bfloat16), store()
     compiled = torch.compile(model, backend="eager")
     optimizer = adam(model)
@@ -143,7 +143,7 @@ def test_publishing_without_a_step_between_sends_nothing() -> None:
         assert receipt.is_new is False
 
 
-def test_what_flips_and_flips_back_is_not_sent() -> None:
+def test_change_undone_before_a_publish_is_not_sent() -> None:
     model, channel = nn.Linear(8, 8, dtype=torch.bfloat16, device=DEVICE), store()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 
@@ -163,7 +163,7 @@ def test_what_flips_and_flips_back_is_not_sent() -> None:
         assert publisher.publish().result(60).changed == 72
 
 
-def test_nothing_stands_but_the_journal() -> None:
+def test_journal_is_the_only_memory_between_publishes() -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer) as publisher:
@@ -181,7 +181,7 @@ def journals(publisher: wc.Publisher) -> list:
     return [journal for some in publisher._detector._journals.values() for journal in some]
 
 
-def test_hooks_go_with_the_publisher() -> None:
+def test_closed_publisher_leaves_no_hooks() -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer):
@@ -191,7 +191,7 @@ def test_hooks_go_with_the_publisher() -> None:
     gc.collect()
 
 
-def test_a_step_that_raises_in_the_middle_loses_nothing() -> None:
+def test_step_that_raises_midway_loses_nothing() -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plain = type(optimizer).step
@@ -218,7 +218,7 @@ def test_a_step_that_raises_in_the_middle_loses_nothing() -> None:
 # -- take up, restart ------------------------------------------------------------------------------------------------
 
 
-def test_a_channel_is_begun_with_the_model_and_gone_on_with() -> None:
+def test_channel_is_created_from_the_model_and_continued() -> None:
     model, channel = small(torch.float32), store()
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer, dtype="BF16") as publisher:

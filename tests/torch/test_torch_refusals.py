@@ -22,14 +22,14 @@ def channel() -> MemoryStore:
     return store()
 
 
-def test_an_optimizer_of_another_model_is_refused(channel: MemoryStore) -> None:
+def test_optimizer_of_another_model_is_refused(channel: MemoryStore) -> None:
     model = small(torch.bfloat16)
     with pytest.raises(UsageError, match="owns none of the model's parameters"):
         wc.Publisher(channel, model, optimizer=adam(small(torch.bfloat16)))
     assert not list(channel.list(""))
 
 
-def test_an_optimizer_of_a_part_of_the_model_is_refused(channel: MemoryStore) -> None:
+def test_optimizer_of_a_part_of_the_model_is_refused(channel: MemoryStore) -> None:
     model = small(torch.bfloat16)
     with pytest.raises(UsageError, match="none of the given optimizers owns") as caught:
         wc.Publisher(channel, model, optimizer=torch.optim.SGD(model.up.parameters(), lr=1.0))
@@ -37,7 +37,7 @@ def test_an_optimizer_of_a_part_of_the_model_is_refused(channel: MemoryStore) ->
     assert not list(channel.list(""))
 
 
-def test_a_parameter_that_is_not_contiguous_is_refused(channel: MemoryStore) -> None:
+def test_non_contiguous_parameter_is_refused(channel: MemoryStore) -> None:
     model = nn.Linear(4, 8, dtype=torch.bfloat16)
     model.weight = nn.Parameter(model.weight.detach().t().contiguous().t())
     with pytest.raises(UsageError, match="contiguous") as caught:
@@ -45,13 +45,13 @@ def test_a_parameter_that_is_not_contiguous_is_refused(channel: MemoryStore) -> 
     assert caught.value.tensor == "weight"
 
 
-def test_a_meta_tensor_is_refused(channel: MemoryStore) -> None:
+def test_meta_tensor_is_refused(channel: MemoryStore) -> None:
     model = nn.Linear(4, 8, device="meta")
     with pytest.raises(UsageError, match="no memory yet"):
         wc.Publisher(channel, model, optimizer=adam(model))
 
 
-def test_a_dtype_the_wire_cannot_hold_is_refused(channel: MemoryStore) -> None:
+def test_dtype_that_the_format_cannot_hold_is_refused(channel: MemoryStore) -> None:
     model = nn.Linear(4, 8)
     model.register_buffer("phases", torch.zeros(3, dtype=torch.complex128))
     with pytest.raises(UsageError, match="complex128"):
@@ -59,13 +59,13 @@ def test_a_dtype_the_wire_cannot_hold_is_refused(channel: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "float8", torch.float8_e4m3fn])
-def test_a_dtype_that_is_not_rounded_to_is_refused(channel: MemoryStore, dtype: object) -> None:
+def test_dtype_without_rounding_is_refused(channel: MemoryStore, dtype: object) -> None:
     model = nn.Linear(4, 8)
     with pytest.raises(UsageError, match="cannot be published as"):
         wc.Publisher(channel, model, optimizer=adam(model), dtype=dtype)
 
 
-def test_a_model_of_another_table_is_refused(channel: MemoryStore) -> None:
+def test_model_with_another_table_is_refused(channel: MemoryStore) -> None:
     with wc.Publisher(channel, nn.Linear(4, 8)):
         pass
     for other in (nn.Linear(4, 9), nn.Linear(4, 8, bias=False), nn.Linear(4, 8, dtype=torch.bfloat16)):
@@ -73,7 +73,7 @@ def test_a_model_of_another_table_is_refused(channel: MemoryStore) -> None:
             wc.Publisher(channel, other)
 
 
-def test_a_publish_after_close_is_refused(channel: MemoryStore) -> None:
+def test_publish_after_close_is_refused(channel: MemoryStore) -> None:
     model = nn.Linear(4, 8)
     publisher = wc.Publisher(channel, model, optimizer=adam(model))
     publisher.close()
@@ -81,7 +81,7 @@ def test_a_publish_after_close_is_refused(channel: MemoryStore) -> None:
         publisher.publish()
 
 
-def test_a_detector_that_is_not_there_is_refused(channel: MemoryStore) -> None:
+def test_unknown_detector_is_refused(channel: MemoryStore) -> None:
     with pytest.raises(UsageError, match="no detector 'magic'"):
         wc.Publisher(channel, nn.Linear(4, 8), detect="magic")
 
@@ -91,26 +91,26 @@ def test_transient_needs_an_optimizer(channel: MemoryStore) -> None:
         wc.Publisher(channel, nn.Linear(4, 8), detect="transient")
 
 
-def test_arrays_have_no_optimizer(channel: MemoryStore) -> None:
+def test_optimizer_for_arrays_is_refused(channel: MemoryStore) -> None:
     arrays = wc.Arrays({"w": np.zeros(3, np.float32)})
     with pytest.raises(UsageError, match="for a torch model"):
         wc.Publisher(channel, arrays, detect="host")
 
 
-def test_a_models_publisher_publishes_no_other_weights(channel: MemoryStore) -> None:
+def test_publisher_of_a_model_refuses_other_weights(channel: MemoryStore) -> None:
     model = nn.Linear(4, 8)
     with wc.Publisher(channel, model) as publisher, pytest.raises(UsageError, match="publishes that model"):
         publisher.publish(weights=TorchTarget(nn.Linear(4, 8)))
 
 
-def test_a_target_of_other_dtypes_than_the_channels_is_refused(channel: MemoryStore) -> None:
+def test_target_with_other_dtypes_than_the_channel_is_refused(channel: MemoryStore) -> None:
     with wc.Publisher(channel, nn.Linear(4, 8, dtype=torch.bfloat16)):
         pass
     with pytest.raises(UsageError, match="BF16"):
         wc.Subscriber(channel, TorchTarget(nn.Linear(4, 8)))
 
 
-def test_a_foreign_optimizer_in_accelerates_wrapper_is_refused(channel: MemoryStore) -> None:
+def test_optimizer_of_another_model_in_the_wrapper_of_accelerate_is_refused(channel: MemoryStore) -> None:
     pytest.importorskip("accelerate").Accelerator(cpu=DEVICE == "cpu")  # which the wrapper needs
     wrapper = pytest.importorskip("accelerate.optimizer").AcceleratedOptimizer
 

@@ -72,7 +72,7 @@ def gc(url: Path, *options: str) -> tuple[dict, str, str]:
 # -- pins --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pin_of_no_version_holds_nothing_back() -> None:
+def test_pin_of_a_missing_version_keeps_nothing() -> None:
     chain = channel(MemoryStore("x"))
     free = collect(chain, NOW, dry_run=True)
     assert len(free.versions) == 5
@@ -84,7 +84,7 @@ def test_a_pin_of_no_version_holds_nothing_back() -> None:
     assert collect(chain, NOW).versions == free.versions
 
 
-def test_a_pin_of_no_version_is_named(tmp_path: Path) -> None:
+def test_pin_of_a_missing_version_is_named(tmp_path: Path) -> None:
     chain = channel(tmp_path / "channel")
     chain.store.put(pin_key(999), b"{}")
     told, _, warned = gc(tmp_path / "channel")
@@ -93,7 +93,7 @@ def test_a_pin_of_no_version_is_named(tmp_path: Path) -> None:
     assert f"`weightcast unpin {tmp_path / 'channel'} 999`" in warned
 
 
-def test_a_pin_of_a_version_still_holds() -> None:
+def test_pin_of_a_version_keeps_it() -> None:
     chain = channel(MemoryStore("x"))
     chain.store.put(pin_key(2), b"{}")
     assert collect(chain, NOW, dry_run=True).versions == (3, 4)
@@ -132,7 +132,7 @@ def break_manifest(chain: Chain) -> str:
 
 
 @pytest.mark.parametrize("harm", [lose_delta, cut_delta, lose_weights_of_anchor, lose_anchors, break_manifest])
-def test_in_a_damaged_channel_nothing_goes_and_gc_says_why(tmp_path: Path, harm: Callable[[Chain], str]) -> None:
+def test_gc_of_a_damaged_channel_deletes_nothing_and_says_why(tmp_path: Path, harm: Callable[[Chain], str]) -> None:
     chain = channel(tmp_path / "channel", anchor=False)
     expected = harm(chain)
     before = {listed.key for kind in ("manifests/", DELTAS, ANCHORS) for listed in chain.store.list(kind)}
@@ -146,7 +146,7 @@ def test_in_a_damaged_channel_nothing_goes_and_gc_says_why(tmp_path: Path, harm:
     assert {listed.key for kind in ("manifests/", DELTAS, ANCHORS) for listed in chain.store.list(kind)} == before
 
 
-def test_a_whole_channel_has_no_damage(tmp_path: Path) -> None:
+def test_intact_channel_has_no_damage(tmp_path: Path) -> None:
     channel(tmp_path / "channel")
     told, _, warned = gc(tmp_path / "channel")
     assert (told["damage"], told["ignored_pins"], warned) == ([], [], "")
@@ -179,14 +179,14 @@ def at_the_end_of_stock_taking(monkeypatch: pytest.MonkeyPatch, action: Callable
     monkeypatch.setattr(collecting, "take_stock", take)
 
 
-def test_an_abandoned_upload_goes() -> None:
+def test_abandoned_upload_is_deleted() -> None:
     store = ScriptedStore()
     chain, _, files, folder = abandoned(store)
     assert set(collect(chain, Retention()).objects) == {folder + name for name in files}
     assert not store.keys(folder)
 
 
-def test_an_upload_that_is_finished_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload_finished_during_gc_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ScriptedStore()
     chain, position, files, folder = abandoned(store)
     at_the_end_of_stock_taking(monkeypatch, lambda: chain.put_anchor(position, files))
@@ -194,8 +194,8 @@ def test_an_upload_that_is_finished_meanwhile_stays(monkeypatch: pytest.MonkeyPa
     assert {key.removeprefix(folder) for key in store.keys(folder)} >= {*files, "anchor.json"}
 
 
-def test_an_anchor_that_got_its_record_stays_though_its_files_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an uploader leaves it that trusts files of any age; the record's own age does not matter either."""
+def test_anchor_that_got_its_record_during_gc_stays_with_old_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As left by an uploader that trusts files of any age; the age of the record does not matter either."""
     store = ScriptedStore()
     chain, position, files, folder = abandoned(store)
 
@@ -210,7 +210,7 @@ def test_an_anchor_that_got_its_record_stays_though_its_files_are_old(monkeypatc
     assert {key.removeprefix(folder) for key in store.keys(folder)} >= {*files, "anchor.json"}
 
 
-def test_an_upload_that_goes_on_meanwhile_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload_continued_during_gc_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ScriptedStore()
     chain, _, files, folder = abandoned(store)
     at_the_end_of_stock_taking(monkeypatch, lambda: store.put(folder + "config.json", files["config.json"]))
@@ -218,8 +218,8 @@ def test_an_upload_that_goes_on_meanwhile_stays_whole(monkeypatch: pytest.Monkey
     assert store.keys(folder) == {folder + name for name in files}
 
 
-def test_each_folder_is_looked_at_right_before_it_goes() -> None:
-    """While one abandoned upload is deleted, another goes on."""
+def test_each_folder_is_checked_right_before_it_is_deleted() -> None:
+    """While one abandoned upload is deleted, another continues."""
     store = ScriptedStore()
     chain, position, files, first = abandoned(store)
     second = anchor_folder(position, "f" * 64)
@@ -235,7 +235,7 @@ def test_each_folder_is_looked_at_right_before_it_goes() -> None:
     assert store.keys(late) == {late + name for name in files}
 
 
-def test_a_replica_that_speaks_again_keeps_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_that_returns_during_gc_keeps_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ScriptedStore()
     chain = channel(store, 1, anchor=False)
     word = Heartbeat("rack-1", Position(0, "0" * 64), 1.0)
@@ -250,7 +250,7 @@ def test_a_replica_that_speaks_again_keeps_its_heartbeat(monkeypatch: pytest.Mon
 # -- references --------------------------------------------------------------------------------------------------------
 
 
-def test_a_reference_with_a_copy_of_the_channel_record_is_still_a_reference() -> None:
+def test_reference_with_a_copy_of_the_channel_record_is_still_a_reference() -> None:
     store = MemoryStore("x")
     wc.init(store, weights(0), reference=Reference("some/model", "abc"))
     chain = Chain.open(store)
@@ -288,7 +288,7 @@ def test_unfinished_uploads_are_counted_and_collected_once_they_are_old(tmp_path
     assert collect(chain, Retention()).debris == ()
 
 
-def test_gc_tells_of_unfinished_uploads(tmp_path: Path) -> None:
+def test_gc_reports_unfinished_uploads(tmp_path: Path) -> None:
     url = tmp_path / "channel"
     channel(url)
     leave_debris(url, "a", 2)
@@ -300,7 +300,7 @@ def test_gc_tells_of_unfinished_uploads(tmp_path: Path) -> None:
     assert (len(told["debris"]), told["bytes"]) == (1, 1000)
 
 
-def test_status_weighs_unfinished_uploads(tmp_path: Path) -> None:
+def test_status_counts_the_bytes_of_unfinished_uploads(tmp_path: Path) -> None:
     url = tmp_path / "channel"
     channel(url)
     leave_debris(url, "a", 0.1)
@@ -321,7 +321,7 @@ def test_reset_removes_unfinished_uploads_of_any_age(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", None])
-def test_a_channel_whose_record_is_damaged_can_be_reset(tmp_path: Path, content: bytes | None) -> None:
+def test_channel_whose_record_is_damaged_can_be_reset(tmp_path: Path, content: bytes | None) -> None:
     url = tmp_path / "channel"
     channel(url)
     record = url / "channel.json"

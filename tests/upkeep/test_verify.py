@@ -89,7 +89,7 @@ def findings(store: Store, scratch: Path) -> dict[str, str]:
         (f"{DELTAS}000000000009", f"{SQUASHES}000000000000-000000000008"),
     ],
 )
-def test_what_cannot_be_read_is_listed_and_the_rest_is_checked(
+def test_unreadable_objects_are_listed_and_the_rest_is_checked(
     store: ScriptedStore, tmp_path: Path, prefixes: tuple[str, ...], error: Callable[[str], Exception]
 ) -> None:
     keys = {key_of(store, prefix) for prefix in prefixes}
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_listed_and_the_rest_is_checked(
     assert others - set(store.asked("get")) == set(), "all others were read"
 
 
-def test_damage_behind_what_cannot_be_read_is_found(store: ScriptedStore, tmp_path: Path) -> None:
+def test_damage_after_an_unreadable_object_is_found(store: ScriptedStore, tmp_path: Path) -> None:
     unread_key, damaged = key_of(store, f"{DELTAS}000000000003"), key_of(store, f"{DELTAS}000000000006")
     store.fail("get", unread_key, AccessError)
     data = store.get(damaged)
@@ -120,7 +120,7 @@ def test_unreadable_object_is_not_fetched_again_for_every_later_version(store: S
     assert store.count("get", key) <= 2
 
 
-def test_squashes_that_cannot_be_tried_are_counted(store: ScriptedStore, tmp_path: Path) -> None:
+def test_squashes_that_cannot_be_checked_are_counted(store: ScriptedStore, tmp_path: Path) -> None:
     for prefix in (
         f"{DELTAS}000000000001",
         f"{SQUASHES}000000000000-000000000002",
@@ -131,7 +131,7 @@ def test_squashes_that_cannot_be_tried_are_counted(store: ScriptedStore, tmp_pat
     assert found[SQUASHES] == "3 squashes could not be tried: their base cannot be reached"
 
 
-def test_a_store_that_answers_no_more_is_not_asked_for_every_object(store: ScriptedStore, tmp_path: Path) -> None:
+def test_store_that_stopped_answering_is_not_asked_for_every_object(store: ScriptedStore, tmp_path: Path) -> None:
     store.fail("get", (DELTAS, SQUASHES))
     store.calls.clear()
     with pytest.raises(UnreachableError):
@@ -139,14 +139,14 @@ def test_a_store_that_answers_no_more_is_not_asked_for_every_object(store: Scrip
     assert store.count("get", (DELTAS, SQUASHES)) < 10
 
 
-def test_a_full_disk_is_no_finding(store: ScriptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_not_a_finding(store: ScriptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(SpaceError):
         findings(store, tmp_path / "walk")
 
 
-def test_a_manifest_that_cannot_be_read_hides_no_other(store: ScriptedStore) -> None:
+def test_unreadable_manifest_hides_no_other(store: ScriptedStore) -> None:
     for key, error in (("manifests/000000000003.json", unreachable), ("manifests/000000000006.json", refused)):
         store.fail("get", key, error(key))
     assert [(finding.key, finding.problem) for finding in verify(Chain.open(store))] == [
@@ -175,7 +175,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "channel", tmp_path / "newest")
 
 
-def test_the_command_goes_on_and_its_exit_code_comes_at_the_end(world: World) -> None:
+def test_command_continues_and_exits_with_the_code_at_the_end(world: World) -> None:
     first, _, third = sorted((world.url / "deltas").iterdir())
     for path in (first, third):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -200,7 +200,7 @@ def flipped(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut, flipped, lambda data: b"", None])
 @pytest.mark.parametrize("deep", [(), ("--deep",)])
-def test_a_damaged_channel_record_is_a_finding_with_a_remedy(
+def test_damaged_channel_record_is_a_finding_with_a_remedy(
     world: World, damage: Callable[[bytes], bytes] | None, deep: tuple[str, ...]
 ) -> None:
     record = world.url / "channel.json"
@@ -217,14 +217,14 @@ def test_a_damaged_channel_record_is_a_finding_with_a_remedy(
     assert told("verify", world.url, *deep)["findings"] == []
 
 
-def test_a_damaged_copy_of_the_channel_record_is_a_finding(world: World) -> None:
+def test_damaged_copy_of_the_channel_record_is_a_finding(world: World) -> None:
     (copy,) = (world.url / "anchors").rglob("channel.json")
     copy.write_bytes(flipped(copy.read_bytes()))
     (finding,) = told("verify", world.url, code=FOUND)["findings"]
     assert finding["key"] == str(copy.relative_to(world.url))
 
 
-def test_a_folder_that_is_no_channel_is_told_so(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_channel_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(tmp_path)])
     assert done.exit_code == 2
     assert "this folder is not a channel" in done.stderr
@@ -238,7 +238,7 @@ def publish_anchor(world: World) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_files_beside_the_weights_that_changed_are_notes_and_no_findings(world: World) -> None:
+def test_changed_companion_files_are_notes_not_findings(world: World) -> None:
     (world.checkpoint / "config.json").write_text('{"model_type": "changed"}')
     (world.checkpoint / "generation_config.json").write_text("{}")
     model = small_model()
@@ -287,7 +287,7 @@ def begun_elsewhere(url: Path) -> None:
             publisher.publish(step=version).result(60)
 
 
-def test_deep_begins_at_the_checkpoint_that_is_only_named(hugging_face: hub.Hub, tmp_path: Path) -> None:
+def test_deep_starts_at_a_referenced_checkpoint(hugging_face: hub.Hub, tmp_path: Path) -> None:
     url = tmp_path / "channel"
     begun_elsewhere(url)
     found = told("verify", url, "--deep")
@@ -297,7 +297,7 @@ def test_deep_begins_at_the_checkpoint_that_is_only_named(hugging_face: hub.Hub,
     assert f"deltas/{path.name}" in said("verify", url, "--deep", code=FOUND)
 
 
-def test_deep_says_what_it_could_not_check(
+def test_deep_reports_what_it_could_not_check(
     hugging_face: hub.Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = tmp_path / "channel"
@@ -318,7 +318,7 @@ def away(*_: object, **__: object) -> None:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def test_no_more_is_promised_than_digests_hold(world: World) -> None:
+def test_report_promises_no_more_than_digests_hold(world: World) -> None:
     helped = " ".join(said("verify", "--help").replace("│", " ").split())
     assert "not somebody who may write to the bucket" in helped
     commands = ((world.url,), (world.url, "--deep"), (world.checkpoint, world.url))
@@ -329,14 +329,14 @@ def test_no_more_is_promised_than_digests_hold(world: World) -> None:
     assert "every tensor has the digest that it has in version 3" in texts[2]
 
 
-def test_a_finding_of_an_error_says_what_the_error_says() -> None:
+def test_finding_of_an_error_has_the_message_of_the_error() -> None:
     assert Finding.of("k", OSError()) == Finding("k", "OSError")
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------
 
 
-def test_folder_whose_log_leads_on_says_where_its_files_are(tmp_path: Path) -> None:
+def test_folder_with_an_unfolded_log_reports_the_version_of_its_files(tmp_path: Path) -> None:
     bucket, mirror = tmp_path / "bucket", tmp_path / "mirror"
     channel_of(open_store(bucket), 3)
     for version in (0, 3):

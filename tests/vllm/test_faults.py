@@ -90,9 +90,7 @@ def flat(trainer: Trainer, tensor: str) -> torch.Tensor:
 # -- engines of their own; before the one that is shared, as two cores are not enough for two -----------------------
 
 
-def test_an_engine_that_loses_a_worker_amid_an_update_comes_back_with_an_old_checkpoint_and_is_brought_on(
-    model: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_worker_killed_during_update_recovers(model: Callable[[str], Path], tmp_path: Path) -> None:
     begun, switch = model("qwen3"), tmp_path / "slow"
     with training(begun, tmp_path / "channel") as trainer:
         with serving(begun, tensor_parallel=2, env={SLOW: str(switch)}) as engine:
@@ -125,7 +123,7 @@ def test_an_engine_that_loses_a_worker_amid_an_update_comes_back_with_an_old_che
             agent.close()
 
 
-def test_an_engine_without_the_plug_in_is_refused_with_what_to_do(model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_engine_without_the_plug_in_is_refused_with_the_remedy(model: Callable[[str], Path], tmp_path: Path) -> None:
     begun = model("qwen3")
     with training(begun, tmp_path / "channel") as trainer, serving(begun, backend=None) as engine:
         before = engine.generate([1, 2, 3], 8)
@@ -191,8 +189,8 @@ def asking(engine: Engine) -> Iterator[Clients]:
     clients.close()
 
 
-def test_an_agent_may_be_killed_at_any_step(world: World, tmp_path: Path) -> None:
-    """Before each of its calls and what its mirror does, which is after the one before; and at the very end."""
+def test_next_agent_finishes_after_a_kill_at_any_step(world: World, tmp_path: Path) -> None:
+    """Before each call to the engine and each step of the mirror, and at the very end."""
     engine, trainer = world.engine, world.trainer
     trainer.step()
     assert world.attach(fault=f"tell:{tmp_path / 'steps'}").returncode == 0
@@ -210,8 +208,8 @@ def test_an_agent_may_be_killed_at_any_step(world: World, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["same mirror", "mirror lost"])
-def test_an_agent_may_be_killed_while_workers_write(world: World, slow: Path, tmp_path: Path, lost: bool) -> None:
-    """With an empty mirror, too: an agent that comes back on another host has nothing else."""
+def test_next_agent_finishes_after_a_kill_during_writes(world: World, slow: Path, tmp_path: Path, lost: bool) -> None:
+    """Also with an empty mirror: an agent restarted on another host has nothing else."""
     engine, trainer = world.engine, world.trainer
     version = trainer.step()
     assert world.attach(fault=f"tell:{tmp_path / 'steps'}").returncode == 0
@@ -229,8 +227,8 @@ def test_an_agent_may_be_killed_while_workers_write(world: World, slow: Path, tm
     world.must_be(version)
 
 
-def test_an_engine_serves_on_while_the_bucket_is_gone(world: World) -> None:
-    """Some seconds here, as good as the minute that it may be in life."""
+def test_engine_keeps_serving_while_the_bucket_is_unreachable(world: World) -> None:
+    """Some seconds here, in place of the minutes of a real outage."""
     folder = Path(world.channel)
     with world.attached() as agent, asking(world.engine) as clients:
         agent.wait(world.trainer.step())
@@ -250,7 +248,7 @@ def test_an_engine_serves_on_while_the_bucket_is_gone(world: World) -> None:
         assert len([event for event in agent.events if event["event"] == "warning"]) == 1
 
 
-def test_a_damaged_delta_is_not_applied_and_an_anchor_mends_it(
+def test_damaged_delta_is_not_applied_and_an_anchor_repairs_it(
     world: World, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with world.attached() as agent, asking(world.engine):
@@ -274,7 +272,7 @@ def test_a_damaged_delta_is_not_applied_and_an_anchor_mends_it(
         world.must_be(proof.version)
 
 
-def test_an_agent_of_another_protocol_is_refused_with_what_to_do(world: World) -> None:
+def test_agent_of_another_protocol_is_refused_with_the_remedy(world: World) -> None:
     world.trainer.step()
     refused = world.attach(fault="protocol:2")
     assert refused.returncode == 12
@@ -291,7 +289,7 @@ def verify(world: World) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_a_flipped_bit_is_named_and_no_update_goes_over_it(world: World) -> None:
+def test_flipped_bit_is_named_and_blocks_updates(world: World) -> None:
     before = flat(world.trainer, Q_PROJ)
     world.trainer.step()
     changes = (flat(world.trainer, Q_PROJ) != before).nonzero()
@@ -306,7 +304,7 @@ def test_a_flipped_bit_is_named_and_no_update_goes_over_it(world: World) -> None
     assert verify(world)[0] == 0
 
 
-def test_a_flipped_bit_that_no_update_touches_is_found_by_whoever_proves(world: World) -> None:
+def test_flipped_bit_outside_an_update_is_found_by_verification(world: World) -> None:
     before = flat(world.trainer, Q_PROJ)
     world.trainer.step()
     same = (flat(world.trainer, Q_PROJ) == before).nonzero()
@@ -319,7 +317,7 @@ def test_a_flipped_bit_that_no_update_touches_is_found_by_whoever_proves(world: 
     world.must_be(2)
 
 
-def test_an_engine_that_somebody_else_paused_is_updated_and_stays_paused(world: World) -> None:
+def test_engine_paused_by_someone_else_is_updated_and_stays_paused(world: World) -> None:
     world.engine.post("/pause", mode="keep")
     try:
         version = world.trainer.step()

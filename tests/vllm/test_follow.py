@@ -15,7 +15,7 @@ COMPARED = (1, 11, 20)
 
 
 @pytest.mark.parametrize(("kind", "tensor_parallel"), [("qwen3", 1), ("qwen3", 2), ("llama", 1), ("moe", 1)])
-def test_twenty_versions_arrive_and_a_fresh_engine_says_the_same(
+def test_engine_after_twenty_versions_generates_what_a_fresh_engine_does(
     kind: str, tensor_parallel: int, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     begun, channel = model(kind), tmp_path / "channel"

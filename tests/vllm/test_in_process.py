@@ -13,7 +13,7 @@ from world import training
 
 
 @pytest.mark.parametrize("kind", ["llama", "moe"])
-def test_an_llm_of_this_process_follows(kind: str, model: Callable[[str], Path], tmp_path: Path) -> None:
+def test_llm_in_this_process_follows(kind: str, model: Callable[[str], Path], tmp_path: Path) -> None:
     script = Path(__file__).with_name("in_process.py")
     with training(model(kind), tmp_path / "channel") as trainer:
         for _ in range(3):

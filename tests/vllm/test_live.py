@@ -81,7 +81,9 @@ def agent(writer: Written, engine: Engine, mirror: Path) -> Iterator[Attached]:
         yield running
 
 
-def test_nan_payloads_minus_zero_and_denormals_arrive_and_go(agent: Attached, writer: Written, engine: Engine) -> None:
+def test_nan_payloads_minus_zero_and_denormals_are_written_and_overwritten_exactly(
+    agent: Attached, writer: Written, engine: Engine
+) -> None:
     before = {}
     for i, name in enumerate(spec.name for spec in writer.weights.table):
         bits = writer.weights.read(name)
@@ -98,14 +100,14 @@ def test_nan_payloads_minus_zero_and_denormals_arrive_and_go(agent: Attached, wr
     must_be(engine, writer.channel, version)
 
 
-def test_vllms_own_sparse_path_refuses_a_nan() -> None:
+def test_sparse_path_of_vllm_refuses_a_nan() -> None:
     value, place = torch.tensor([float("nan")], dtype=torch.bfloat16), torch.tensor([3])
     patch = CheckpointWeightPatch("w", (8,), torch.bfloat16, value, place)
     with pytest.raises(ValueError, match="NaN"):
         load_checkpoint_weight_patches(torch.nn.Module(), [patch])
 
 
-def test_a_dense_version_is_written_whole(agent: Attached, writer: Written, engine: Engine) -> None:
+def test_dense_version_is_written_whole(agent: Attached, writer: Written, engine: Engine) -> None:
     for spec in writer.weights.table:
         writer.weights.read(spec.name)[...] ^= 1
     version = writer.publish()
@@ -127,7 +129,7 @@ def ask(engine: Engine, headers: dict[str, str]) -> tuple[int, str | None, Any]:
         return error.code, error.headers["x-weight-version"], json.load(error)
 
 
-def test_a_request_waits_for_its_version_and_the_response_names_it(
+def test_request_waits_for_its_version_and_the_response_names_it(
     agent: Attached, writer: Written, engine: Engine
 ) -> None:
     version = writer.step()
@@ -145,7 +147,7 @@ def test_a_request_waits_for_its_version_and_the_response_names_it(
     assert found[0][:2] == (200, str(version + 1))
 
 
-def test_a_version_that_does_not_come_is_refused(agent: Attached, writer: Written, engine: Engine) -> None:
+def test_request_for_a_version_that_never_arrives_is_refused(agent: Attached, writer: Written, engine: Engine) -> None:
     version = writer.step()
     agent.wait(version)
     wanted = {"x-weight-version-at-least": str(version + 5), "x-weight-version-wait": "1"}
@@ -155,7 +157,7 @@ def test_a_version_that_does_not_come_is_refused(agent: Attached, writer: Writte
     assert ask(engine, {"x-weight-version-at-least": "soon"})[0] == 400
 
 
-def test_tokens_are_tied_to_the_version_they_came_from(agent: Attached, writer: Written, engine: Engine) -> None:
+def test_tokens_are_tied_to_the_version_that_made_them(agent: Attached, writer: Written, engine: Engine) -> None:
     version = writer.step()
     agent.wait(version)
     body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "temperature": 0}}
@@ -163,7 +165,7 @@ def test_tokens_are_tied_to_the_version_they_came_from(agent: Attached, writer: 
     assert [span["version"] for span in choice["weight_versions"]] == [str(version)], choice
 
 
-def test_an_agent_goes_back_to_a_version_and_on_again(writer: Written, engine: Engine, mirror: Path) -> None:
+def test_agent_goes_back_to_a_version_and_forward_again(writer: Written, engine: Engine, mirror: Path) -> None:
     head = writer.step()
     for version in (head - 1, head - 3, head):
         with attached(writer.channel, engine, mirror, "--version", str(version)) as agent:
@@ -178,7 +180,7 @@ def _until(engine: Engine, version: int) -> None:
         time.sleep(0.05)
 
 
-def test_what_the_agent_tells_over_http(writer: Written, engine: Engine, mirror: Path, tmp_path: Path) -> None:
+def test_agent_answers_over_http_with_its_token(writer: Written, engine: Engine, mirror: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a-token-that-is-long-enough\n")
     version = writer.step()
@@ -212,7 +214,7 @@ def test_what_the_agent_tells_over_http(writer: Written, engine: Engine, mirror:
         assert found == [200]
 
 
-def test_an_agent_that_others_could_reach_needs_a_token(writer: Written, engine: Engine, mirror: Path) -> None:
+def test_agent_on_a_reachable_address_needs_a_token(writer: Written, engine: Engine, mirror: Path) -> None:
     command = [sys.executable, "-m", "weightcast", "attach", writer.channel, "--engine", engine.url]
     more = ["--mirror", str(mirror), "--listen", "0.0.0.0:29418"]
     done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60)
@@ -221,7 +223,7 @@ def test_an_agent_that_others_could_reach_needs_a_token(writer: Written, engine:
     assert "--token-file" in done.stderr
 
 
-def test_verify_says_what_is_live(agent: Attached, writer: Written, engine: Engine) -> None:
+def test_verify_reports_what_is_live(agent: Attached, writer: Written, engine: Engine) -> None:
     version = writer.step()
     agent.wait(version)
     command = [sys.executable, "-m", "weightcast", "verify", "--engine", engine.url, writer.channel]

@@ -89,7 +89,7 @@ def config(**changes: Any) -> Any:
         ({"enable_eplb": True}, "expert load balancing.*without --enable-eplb"),
     ],
 )
-def test_what_the_backend_would_not_see_is_refused_when_it_starts(changes: dict[str, Any], text: str) -> None:
+def test_parallelism_that_the_backend_cannot_see_is_refused_at_start(changes: dict[str, Any], text: str) -> None:
     from weightcast.engine.vllm.backend import refuse_unseen
 
     refuse_unseen(config())
@@ -144,7 +144,7 @@ def test_channels_of_other_models_are_refused(engine: Engine, model: Callable[[s
         assert texts[0] in checked.stderr
 
 
-def test_tensors_without_a_place_are_named_and_no_claim_covers_them(
+def test_tensors_without_a_counterpart_are_named_and_not_counted_as_verified(
     engine: Engine, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     channel = channel_of(model("qwen3"), tmp_path / "channel", {HEAD: EMBEDDING})

@@ -6,7 +6,7 @@ from pathlib import Path
 from engines import serving
 
 
-def test_a_tiny_model_is_served_and_nothing_is_left_behind(model: Callable[[str], Path]) -> None:
+def test_tiny_model_is_served_and_its_processes_end(model: Callable[[str], Path]) -> None:
     with serving(model("qwen3"), backend=None) as engine:
         first = engine.generate([5, 6, 7, 8, 9], 8)
         assert len(first.tokens) == len(first.logprobs) == 8

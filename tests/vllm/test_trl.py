@@ -224,7 +224,7 @@ def test_every_step_of_trl_is_live_in_vllm_and_rollouts_carry_their_version(
         tell("s3", syncs[1:])
 
 
-def test_agent_engine_and_trainer_are_killed_and_training_goes_on(
+def test_training_continues_after_agent_engine_and_trainer_are_killed(
     chatting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with deployed("hf", chatting, tmp_path) as deployment:
