@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,14 @@ from typer.testing import CliRunner
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import CHANNEL, MANIFESTS, Position, manifest_key
-from weightcast.channel.records import Heartbeat, heartbeat_from_json, heartbeat_to_json
+from weightcast.channel.keys import CHANNEL, MANIFESTS, Position, delta_key, manifest_key
+from weightcast.channel.records import (
+    Heartbeat,
+    Manifest,
+    heartbeat_from_json,
+    heartbeat_to_json,
+    manifest_to_json,
+)
 from weightcast.channel.retention import Retention
 from weightcast.cli import app
 from weightcast.disk.checkpoint import MIRROR, save
@@ -83,18 +90,24 @@ def test_loser_whose_withdrawal_failed_withdraws_when_it_tries_again() -> None:
     store.overwrite()
     channel_of(store, 1)
     chain = Chain.open(store)
-    manifest = chain.manifest(1)
-    ours = chain.draft(Position(2, "1" * 64), manifest.position, manifest.object, "gap", 1, 2, "loser")
-    other = manifest_key(2, "winner")
+    before = chain.manifest(1)
+
+    def commit_of(writer: str, digest: str) -> Manifest:
+        position = Position(2, digest * 64)
+        ref = replace(before.object, key=delta_key(position, before.object.sha256))
+        return chain.draft(position, before.position, ref, "gap", 1, 2, writer)
+
+    ours, other = commit_of("loser", "1"), manifest_key(2, "winner")
+    winning = manifest_to_json(commit_of("winner", "2"))
 
     # The winner's commit appears between the loser's two listings, and the loser cannot withdraw at once.
-    store.after("put", lambda key: "-loser-" in key, lambda _: store.put(other, b"{}"))
+    store.after("put", lambda key: "-loser-" in key, lambda _: store.put(other, winning))
     store.fail("delete", MANIFESTS, times=1)
     losing = Chain.open(store)
     with pytest.raises(UnreachableError):
-        losing._commit_listed(ours, b"{}", "lost")
+        losing.commit(ours)
     with pytest.raises(ConflictError):
-        losing._commit_listed(ours, b"{}", "lost")
+        losing.commit(ours)
     assert [listed.key for listed in store.list(f"{MANIFESTS}000000000002")] == [other]
 
 

@@ -14,7 +14,7 @@ from worlds import World, follow, opened
 from weightcast.channel.keys import ANCHORS, DELTAS
 from weightcast.channel.policy import Every, Pinned
 from weightcast.disk.checkpoint import MIRROR
-from weightcast.follow import history
+from weightcast.follow.history import MOST
 from weightcast.follow.mirror_reader import reading
 from weightcast.follow.subscriber import Subscriber
 
@@ -34,10 +34,10 @@ def fetched(world: World, version: int, *, fold: bool = True) -> int:
     return calls.count("get", (DELTAS, ANCHORS))
 
 
-def step_by_step(world: World, *, fold: bool) -> None:
-    """A follower that takes every version by itself; ``fold``: each with an end behind it, as a cron job would."""
+def step_by_step(world: World, *, fold: bool, head: int = HEAD) -> None:
+    """A follower that takes every version by itself; ``fold``: it ends after each, as a cron job would."""
     follow(world, policy=Pinned(0), fold=True)
-    for _ in range(HEAD):
+    for _ in range(head):
         follow(world, policy=Every(), fold=fold)
 
 
@@ -86,20 +86,27 @@ def patches(world: World) -> list[Path]:
     return sorted((world.mirror / MIRROR / "history").iterdir())
 
 
-def test_history_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST", 3)
-    step_by_step(world, fold=True)
-    assert len(patches(world)) == 3
-    assert fetched(world, HEAD - 3) == 0
-    assert len(patches(world)) <= 3
+LONG = MOST + 3
 
 
-def test_long_fold_keeps_the_newest_history(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST", 3)
-    step_by_step(world, fold=False)
-    follow(world, fold=True)
-    assert len(patches(world)) == 3
-    assert fetched(world, HEAD - 3) == 0
+@pytest.fixture
+def long_world(ram: Path) -> World:
+    """More versions than a mirror can go back."""
+    return World.make(ram / "world", LONG + 1).begin(LONG)
+
+
+def test_history_is_bounded(long_world: World) -> None:
+    step_by_step(long_world, fold=True, head=LONG)
+    assert len(patches(long_world)) == MOST
+    assert fetched(long_world, LONG - MOST) == 0
+    assert len(patches(long_world)) <= MOST
+
+
+def test_long_fold_keeps_the_newest_history(long_world: World) -> None:
+    step_by_step(long_world, fold=False, head=LONG)
+    follow(long_world, fold=True)
+    assert len(patches(long_world)) == MOST
+    assert fetched(long_world, LONG - MOST) == 0
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])

@@ -36,13 +36,11 @@ from weightcast.channel.chain import Chain  # noqa: E402
 from weightcast.channel.heartbeats import heartbeats, put_heartbeat  # noqa: E402
 from weightcast.channel.keys import Position, replica_key  # noqa: E402
 from weightcast.channel.records import Heartbeat  # noqa: E402
-from weightcast.engine import followers as following  # noqa: E402
 from weightcast.engine.agent import Agent  # noqa: E402
 from weightcast.engine.followers import Followers  # noqa: E402
 from weightcast.errors import (  # noqa: E402
     EngineError,
 )
-from weightcast.integrations import trl as transferring  # noqa: E402
 
 
 def test_sync_returns_once_every_following_engine_is_at_its_version(opened: Opened, tmp_path: Path) -> None:
@@ -163,7 +161,7 @@ def test_killed_agent_causes_a_warning_and_its_successor_catches_up(
         begun(transfer, stream(weights))
         last_word = store.get("replicas/engine-0.json")
     store.put("replicas/engine-0.json", last_word)  # one that is killed does not take it back
-    transfer._patience = 0.3
+    transfer.patience = 0.3
     for number in (1, 2):
         weights = changed(weights, 0.05, number)
         caplog.clear()
@@ -174,7 +172,7 @@ def test_killed_agent_causes_a_warning_and_its_successor_catches_up(
         (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert f"version {number} is not live after 0.3 s: engine-0 is at 0; training goes on" in warning
         assert engine.served == "0"
-    transfer._patience = 30.0
+    transfer.patience = 30.0
     with Following(store, engine, tmp_path / "mirror"):
         weights = changed(weights, 0.05, 3)
         done = sync(transfer, stream(weights))
@@ -183,9 +181,7 @@ def test_killed_agent_causes_a_warning_and_its_successor_catches_up(
     must_be_live(engine, store, 3)
 
 
-def test_engine_without_its_agent_is_taken_over_and_returned(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_without_its_agent_is_taken_over_and_returned(opened: Opened, tmp_path: Path) -> None:
     store, weights = Bucket(), weights_of(SHAPES)
     wc.init(store, weights)
     engine = Local(weights)
@@ -193,7 +189,7 @@ def test_engine_without_its_agent_is_taken_over_and_returned(
     with Following(store, engine, tmp_path / "mirror"):
         until_heard(store)
         begun(transfer, stream(weights))
-        assert transfer._agent is None
+        assert not (tmp_path / "own").exists()
     for number in (1, 2):  # the agent has left
         weights = changed(weights, 0.05, number)
         assert sync(transfer, stream(weights)).live
@@ -202,7 +198,7 @@ def test_engine_without_its_agent_is_taken_over_and_returned(
         until_heard(store)
         weights = changed(weights, 0.05, 3)
         assert sync(transfer, stream(weights)).live
-        assert transfer._agent is None
+        wc.Subscriber(store, tmp_path / "own", threads=1).close()  # refused while the trainer holds its mirror
         assert other.agent.position is not None
         assert other.agent.position.version == 3
     must_be_live(engine, store, 3)
@@ -221,11 +217,11 @@ def test_default_mirror_is_created_in_an_empty_home(
     must_be_live(engine, store, 1)
 
 
-def test_heartbeat_of_a_killed_agent_expires(opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, weights = Bucket(), weights_of(SHAPES)
+def test_heartbeat_of_a_killed_agent_expires(opened: Opened, tmp_path: Path) -> None:
+    store, weights = ScriptedStore(), weights_of(SHAPES)
     head = wc.init(store, weights)
-    monkeypatch.setattr(following, "_FRESH", 1.0)
     put_heartbeat(Chain.open(store), Heartbeat("killed", head.position, time.time(), None, 0.0))
+    store.age(88)  # it counts for two seconds more
     engine = Local(weights)
     transfer = opened(store, engine=engine, mirror=tmp_path / "own", dtype=None)
     begun(transfer, stream(weights))
@@ -236,13 +232,11 @@ def test_heartbeat_of_a_killed_agent_expires(opened: Opened, tmp_path: Path, mon
 
 
 def test_joining_engine_is_waited_for_longer_than_patience(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(transferring, "_JOINING", 30.0)
-    monkeypatch.setattr(transferring, "_SOON", 0.2)
     store, weights = Bucket(), weights_of(SHAPES)
     wc.init(store, weights)
-    transfer = opened(store, dtype=None, patience=0.1)
+    transfer = opened(store, dtype=None, patience=0.1, joining=30.0)
     late: list[Following] = []
     timer = threading.Timer(0.6, lambda: late.append(Following(store, Local(weights), tmp_path / "mirror")))
     timer.start()

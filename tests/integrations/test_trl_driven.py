@@ -109,7 +109,7 @@ def test_engine_that_dies_later_causes_a_warning_and_is_updated_once_it_is_back(
     engine = Local(weights)
     transfer = opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None)
     begun(transfer, stream(weights))
-    transfer._patience = 0.2
+    transfer.patience = 0.2
     _gone(engine)
     for number in (1, 2):
         weights = changed(weights, 0.05, number)
@@ -118,7 +118,7 @@ def test_engine_that_dies_later_causes_a_warning_and_is_updated_once_it_is_back(
         assert f"version {number} is not live after 0.2 s: the engine does not answer" in caplog.text
     _back(engine)
     engine.calls.clear()
-    transfer._patience = 30.0
+    transfer.patience = 30.0
     weights = changed(weights, 0.05, 3)
     assert sync(transfer, stream(weights)).live
     assert engine.calls.count("pause") == 1
@@ -137,11 +137,11 @@ def test_disk_without_room_for_the_mirror_does_not_end_training(
             raise wc.errors.SpaceError("the disk is full")
 
         full.setattr(wc.Subscriber, "poll", poll)
-        transfer._patience = 0.1
+        transfer.patience = 0.1
         weights = changed(weights, 0.05, 1)
         assert not sync(transfer, stream(weights)).live
     assert "the disk is full" in caplog.text
-    transfer._patience = 30.0
+    transfer.patience = 30.0
     assert sync(transfer, stream(weights)).live
     must_be_live(engine, store, 1)
 
@@ -187,7 +187,7 @@ def test_driven_engine_at_another_version_of_the_same_number_is_not_live(
     weights = weights_of(SHAPES)
     store, engine = Reset(changed(weights, 0.5, 7)), Local(weights)
     transfer = begun(opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None), stream(weights))
-    transfer._patience = 0.5
+    transfer.patience = 0.5
     done = sync(transfer, stream(changed(weights, 0.05, 1)))
     assert engine.served == "1"
     assert (done.version, done.live, done.pause) == (1, False, None)

@@ -49,7 +49,7 @@ def test_training_continues_during_an_outage_and_everything_arrives_afterwards(
     transfer = begun(opened(store), tensors)
     step(tensors, 1)
     sync(transfer, tensors)
-    transfer._patience = 0.2
+    transfer.patience = 0.2
     setattr(store, trouble, True)
     for number in range(2, 6):
         step(tensors, number)
@@ -62,7 +62,7 @@ def test_training_continues_during_an_outage_and_everything_arrives_afterwards(
         assert "training goes on" in caplog.text
         assert "not live" not in "".join(r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
     setattr(store, trouble, False)
-    transfer._patience = 30.0
+    transfer.patience = 30.0
     step(tensors, 6)
     done = sync(transfer, tensors)
     assert done.live
@@ -95,7 +95,7 @@ def test_bucket_lost_after_the_upload_causes_a_warning(opened: Opened, caplog: p
 
     store, tensors = Going(), model()
     transfer = begun(opened(store), tensors)
-    store.leaves, transfer._patience = True, 0.2
+    store.leaves, transfer.patience = True, 0.2
     step(tensors, 1)
     done = sync(transfer, tensors)
     assert (done.version, done.live) == (1, False)
@@ -107,7 +107,7 @@ def unsent(opened: Opened) -> tuple[Attended, dict[str, Any], WeightcastTransfer
     """A bucket that is away, and what it was to get."""
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
-    transfer._patience = 0.1
+    transfer.patience = 0.1
     store.away = True
     step(tensors, 1)
     sync(transfer, tensors)

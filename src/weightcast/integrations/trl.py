@@ -44,11 +44,8 @@ _log = logging.getLogger("weightcast")
 
 _HEAD = "lm_head.weight"
 
-_JOINING = 600.0
-"""Seconds that the first sync waits at least: an engine that joins may have to fetch a whole model."""
-
 _SOON = 5.0
-"""Seconds after which the log says what the first sync waits for."""
+"""Seconds after which the log says what the first sync waits for, unless ``patience`` is shorter."""
 
 _LOOK_AGAIN = 0.05, 2.0
 """Seconds between two checks whether the engines are live: the first pause, and the longest."""
@@ -111,9 +108,9 @@ class WeightcastTransfer:
 
     `send_weights` returns once the new version is live, so that TRL's count of versions is right for the rollouts it
     starts afterwards. It waits at most ``patience`` seconds: if a bucket or an engine is away for longer, the log says
-    so, training goes on, and what was published meanwhile arrives together. Only the first sync waits longer, ten
-    minutes, because an engine that joins may have to fetch a whole model; then it raises, because no engine was ever
-    there. With ``patience=0`` it does not wait.
+    so, training goes on, and what was published meanwhile arrives together. Only the first sync waits for at least
+    ``joining`` seconds, because an engine that joins may have to fetch a whole model; then it raises, because no engine
+    was ever there. With ``patience=0`` it does not wait. `patience` may be changed between syncs.
     """
 
     def __init__(
@@ -124,6 +121,7 @@ class WeightcastTransfer:
         mirror: Path | str | None = None,
         dtype: str | None = "BF16",
         patience: float = 60.0,
+        joining: float = 600.0,
         codec: CodecName = "banded",
         writer: str | None = None,
         threads: int | None = None,
@@ -136,7 +134,8 @@ class WeightcastTransfer:
         self._store = open_store(channel)
         self._engine = HttpEngine(engine) if isinstance(engine, str) else engine
         self._mirror = mirror
-        self._dtype, self._patience = wire_name(dtype), patience
+        self._dtype = wire_name(dtype)
+        self.patience, self._joining = patience, joining
         self._codec, self._writer, self._threads, self._retry_after = codec, writer, threads, retry_after
         self._opened, self._driving = ExitStack(), ExitStack()
         self._received: Streamed | None = None
@@ -172,8 +171,8 @@ class WeightcastTransfer:
             sent = self._begin(self._received, clock)
             began = time.monotonic()  # however long it takes to upload a whole model
         else:
-            sent = self._publish(began + self._patience, clock)
-        patience = max(self._patience, _JOINING) if first and self._patience else self._patience
+            sent = self._publish(began + self.patience, clock)
+        patience = max(self.patience, self._joining) if first and self.patience else self.patience
         with clock.phase("live"):
             pause = self._make_live(sent, began, patience, first)
         seconds = {phase: round(value, 4) for phase, value in clock.seconds.items()}
@@ -237,9 +236,9 @@ class WeightcastTransfer:
                     return _Sent(manifest.position)
                 return _Sent(manifest.position, manifest.changed, manifest.object.size)
             except TimeoutError:
-                if self._patience:
+                if self.patience:
                     hint = "the upload is retried, together with the next version; training goes on"
-                    _log.warning("%s did not take the weights in %g s; %s", self._store.url, self._patience, hint)
+                    _log.warning("%s did not take the weights in %g s; %s", self._store.url, self.patience, hint)
         return _Sent(self._publisher.position, is_there=False)
 
     # -- live --------------------------------------------------------------------------------------------------------
@@ -261,7 +260,7 @@ class WeightcastTransfer:
                 return look.pause
             if time.monotonic() >= deadline:
                 break
-            if first and not warned and time.monotonic() >= began + _SOON:
+            if first and not warned and time.monotonic() >= began + min(self.patience, _SOON):
                 warned = True
                 _log.warning("waiting for version %s to be live: %s", sent.position.version, look.problem)
             time.sleep(min(wait, max(0.0, deadline - time.monotonic())))
