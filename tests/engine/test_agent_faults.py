@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,25 @@ from local_engine import Local, Training, attached, must_be, other_weights, save
 from sharded_engine import SHAPES, weights_of  # noqa: E402
 
 from weightcast.engine.live import LiveParameters  # noqa: E402
-from weightcast.engine.messages import ApplyUpdate, Request, StagePatches  # noqa: E402
+from weightcast.engine.messages import ApplyUpdate, Request, StagePatches, WorkerState  # noqa: E402
 from weightcast.engine.proof import prove  # noqa: E402
 from weightcast.engine.protocol import encode  # noqa: E402
 from weightcast.errors import ChannelError, EngineError, EngineGoneError, StoreError  # noqa: E402
+
+# -- workers that cannot be right --------------------------------------------------------------------------------------
+
+
+def test_engine_that_claims_more_workers_than_answer_is_refused(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights)
+    real = engine.ask
+
+    def ask(request: Request) -> list[Any]:
+        return [replace(one, world=2**60) if isinstance(one, WorkerState) else one for one in real(request)]
+
+    engine.ask = ask  # type: ignore[method-assign]
+    with attached(training, engine, tmp_path) as agent, pytest.raises(EngineError, match="not all workers answer"):
+        agent.step()
+
 
 # -- updates that fail -------------------------------------------------------------------------------------------------
 
@@ -42,6 +58,29 @@ def test_update_that_fails_on_one_worker_is_repaired_before_the_engine_resumes(
         assert update is not None
         assert update.reloaded == len(SHAPES)
         assert engine.calls.count("resume") == 1
+        assert engine.calls.index("resume") > engine.calls.index("reload 1")
+        must_be(engine, agent, 1)
+
+
+def test_worker_that_misses_an_update_is_reloaded_before_the_engine_resumes(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        real, texts = engine.workers[1].apply, []
+
+        def apply(text: str) -> None:
+            texts.append(text)
+            if len(texts) > 1:
+                real(text)
+
+        monkeypatch.setattr(engine.workers[1], "apply", apply)
+        engine.calls.clear()
+        update = agent.step()
+        assert update is not None
+        assert update.reloaded == len(SHAPES)
         assert engine.calls.index("resume") > engine.calls.index("reload 1")
         must_be(engine, agent, 1)
 

@@ -211,5 +211,11 @@ def test_boxes_of_another_shape_are_refused(box: Box) -> None:
         combine(SPEC, [BoxDigest(box, 0)])
 
 
+def test_thousands_of_boxes_of_one_tensor_are_refused() -> None:
+    spec = TensorSpec("x", "U8", (5000,))
+    found = combine(spec, [BoxDigest(Box((Range(i, 1),)), 0) for i in range(5000)])
+    assert found.problem == "workers report 5,000 boxes of it, the limit is 2,048"
+
+
 def test_tensor_without_elements_needs_no_worker() -> None:
     assert combine(TensorSpec("x", "U8", (3, 0)), []).digest == 0

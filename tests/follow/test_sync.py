@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,17 @@ def test_another_policy_drops_an_update_that_was_busy(anchored: World) -> None:
         with reading(anchored.mirror), pytest.raises(BusyError):
             subscriber.sync()
         subscriber.policy = Pinned(2)
+        assert subscriber.sync() is None
+        assert subscriber.mirror.version == 2
+
+
+def test_policy_set_while_an_update_waits_for_readers_drops_it(anchored: World) -> None:
+    with Subscriber(anchored.store, anchored.mirror, threads=1, patience=0.5) as subscriber:
+        setting = threading.Timer(0.1, setattr, (subscriber, "policy", Pinned(2)))
+        setting.start()
+        with reading(anchored.mirror), pytest.raises(BusyError):
+            subscriber.sync()
+        setting.join()
         assert subscriber.sync() is None
         assert subscriber.mirror.version == 2
 

@@ -312,7 +312,7 @@ class Agent:
             self._pause.end()
             problem = f"the workers refuse what was staged: {state.failed}"
             raise EngineError(problem, url=self.engine.url, hint="The agent tries again.")
-        if state.failed:
+        if state.failed or state.changing or state.position != target:  # a worker may have missed the update
             return None
         with phases.phase("prove"):
             return self._read_back(ready, state, fingerprint)

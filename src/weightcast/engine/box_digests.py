@@ -10,6 +10,9 @@ from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS, Fingerprint
 from weightcast.format.spec import TensorSpec, TensorTable
 
+_MOST_BOXES = 2048
+"""Of one tensor: some per worker. Every pair of boxes is compared, so that more would take minutes."""
+
 
 @dataclass(frozen=True)
 class BoxDigest:
@@ -43,6 +46,8 @@ def combine(spec: TensorSpec, boxes: Iterable[BoxDigest]) -> TensorDigest:
         if distinct.setdefault(one.box, one.digest) != one.digest:
             return TensorDigest(None, "copies of the same elements differ")
     found = list(distinct)
+    if len(found) > _MOST_BOXES:
+        return TensorDigest(None, f"workers report {len(found):,} boxes of it, the limit is {_MOST_BOXES:,}")
     if not found and spec.elements:
         return TensorDigest(None, "no worker holds it")
     if any(a.meets(b) for i, a in enumerate(found) for b in found[:i]):

@@ -40,7 +40,8 @@ class EngineState:
 def read_state(engine: Engine, table: TensorTable, before: EngineState | None = None) -> EngineState:
     """Ask the workers for their state; how the table fits is asked again only if it changed since ``before``."""
     workers = engine.ask(Hello())
-    if {one.rank for one in workers} != set(range(workers[0].world)):
+    world = workers[0].world
+    if world > len(workers) or {one.rank for one in workers} != set(range(world)):
         raise EngineError("not all workers answer", url=engine.url)
     positions = {one.position for one in workers}
     instances = tuple(one.instance for one in workers)

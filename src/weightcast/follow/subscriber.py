@@ -289,13 +289,14 @@ class Subscriber:
         staged = self._unapplied or self.poll()
         if staged is None:
             return None
-        self._unapplied = None
+        self._unapplied, policy = None, self._policy
         phases = Phases(self._clock, dict(staged.seconds))
         try:
             with phases.phase("apply"):
                 position = self.apply(staged)
         except BusyError:
-            self._unapplied = staged
+            if self._policy is policy:  # else another thread has set one that may want another version
+                self._unapplied = staged
             raise
         return Update(position, staged.start, staged.nbytes, phases.seconds, staged.reason)
 
