@@ -114,6 +114,7 @@ def test_follower_follows_a_running_publisher(url: str, tmp_path: Path) -> None:
             for version in range(1, 6):
                 train(model, version)
                 publisher.publish(step=version).result(30)
+        assert json.loads(follower.stdout.readline())["event"] == "begin"
         seen = [json.loads(follower.stdout.readline())["version"]]
         while seen[-1] < 5:
             seen.append(json.loads(follower.stdout.readline())["version"])

@@ -75,6 +75,7 @@ def following(channel: Channel, folder: Path, command: str) -> Iterator[subproce
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*arguments, "--exec", command], text=True, **pipes) as child:  # type: ignore[call-overload]
         try:
+            assert event(child.stdout)["event"] == "begin"
             yield child
         finally:
             child.kill()

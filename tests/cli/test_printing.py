@@ -245,6 +245,8 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield from (("init", tmp_path / f"c{CLEAR}", world.old), ("init", tmp_path / "d", gone), ("init", url, world.old))
     yield from (("attach", url, "--engine", f"http://127.0.0.1:1/{CLEAR}", "--once"), ("reset", url), ("reset", gone))
     yield ("verify", url, "--engine", "http://127.0.0.1:1")
+    yield from (("tag", url, 1, f"t{CLEAR}"), ("tag", url, 1, "release"), ("tag", url), ("tag", gone))
+    yield from (("compare", url, 0, 1), ("compare", url, 0, 99), ("compare", gone, 0, 1), ("cache",))
     yield from (("repair", url), ("repair", gone), ("forget", url, f"r{CLEAR}"), ("forget", gone, "r"))
 
 
