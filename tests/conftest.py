@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from liars import World
 from rgw import Endpoint, UnavailableError, serving
 
+os.environ.pop("COLUMNS", None)  # xdist sets it, and tables are cut to it
+
 # Before torch is imported anywhere: some virtual machines advertise AMX and die in the first bf16 product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 

@@ -6,7 +6,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
 from cli_world import USAGE, VERSIONS, World, facts, refused, run, text
 
 import weightcast as wc
@@ -31,8 +30,7 @@ def test_publish_says_that_it_makes_a_mirror(world: World, cache: Path) -> None:
     assert text("publish", world.url, world.checkpoints[VERSIONS]) == f"version {VERSIONS} has these weights already\n"
 
 
-def test_cache_lists_channel_version_size_and_last_use(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+def test_cache_lists_channel_version_size_and_last_use(world: World) -> None:
     folder = publish(world)
     (row,) = facts("cache", "list")["mirrors"]
     assert (row["channel"], row["version"], row["in_use"]) == (str(world.url), VERSIONS, False)

@@ -27,8 +27,7 @@ def test_log_has_the_newest_first(shared: World) -> None:
     assert {row["version"]: row["squashes"] for row in rows if row["squashes"]} == {8: [8]}
 
 
-def test_log_for_people(shared: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+def test_log_for_people(shared: World) -> None:
     head, *lines = text("log", shared.url).splitlines()
     assert head.split() == ["version", "step", "age", "changed", "size", "ratio", "codec", "label", "writer"]
     assert [line.split()[0] for line in lines] == [str(version) for version in range(VERSIONS)][::-1]
