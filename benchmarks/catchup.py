@@ -260,7 +260,7 @@ class CatchUp:
     replay_bytes: int
     """All deltas from where it stood."""
     anchor_bytes: int
-    """The anchor and all deltas behind it."""
+    """The anchor and all deltas after it."""
     exact: bool
     wire_requests: int | None
     wire_bytes: int | None
@@ -324,7 +324,7 @@ class Following:
     delta_writes: tuple[str, ...]
     """What publishing one version writes, by kind."""
     delta_reads: tuple[str, ...]
-    """What it reads to be sure that nobody else writes."""
+    """What it reads to be sure that no other writer is active."""
     version_requests: tuple[str, ...]
     """What one new version costs a follower."""
     idle_requests: int
@@ -374,7 +374,7 @@ def follow(url: str, params: int, wire: Wire | None = None, polls: int = 66) -> 
 
 
 def _settle(record: Counted) -> None:
-    """Wait for what a publisher does behind its commit."""
+    """Wait for what a publisher does after its commit."""
     seen = -1
     while seen != len(record.requests):
         seen = len(record.requests)

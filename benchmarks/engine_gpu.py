@@ -3,7 +3,7 @@
     python benchmarks/engine_gpu.py [--changed 0.01]
 
 A model of Qwen3-0.6B's size whose q/k/v and gate/up are fused as vLLM fuses them, with a loader in vLLM's way; vLLM
-itself is not needed. All is proven: digests before the patch, those that staging promises, and those behind it. Times
+itself is not needed. All is verified: digests before the patch, those that staging promises, and those after it. Times
 are medians; of the scatter by CUDA events. Prints JSON, and a table on standard error.
 """
 

@@ -5,11 +5,11 @@
 The writer publishes ``--versions`` steps, spread over ``--minutes``. One follower keeps arrays at the newest version,
 one a mirror, looking rarely and telling where it is, one takes every version. Meanwhile `weightcast squash`, now and
 then with an anchor, and `weightcast gc` with short times run in turn. All must end at the head within three times the
-minutes, with digests that are read anew from their weights; nobody may have met an error, and the follower of every
+minutes, with digests that are read again from their weights; no process may have failed, and the follower of every
 version must not have missed one.
 
 Twice a second, each process is looked at: resident memory, open files, threads, and the files in its temporary folder
-and its mirror. Of what is behind the first third, a straight line says how much grew in the time measured; that must be
+and its mirror. After the first third, a straight line says how much grew in the time measured; that must be
 less than ``--slack`` MB of memory, 5 % of it, and 40 files, since a mirror's log and history rise and fall. The
 short-lived processes of the upkeep count with their peaks. In the end, no temporary file may be left. Without ``--url``
 the bucket is a temporary folder.
@@ -117,7 +117,7 @@ class Sample:
 
 
 def look(pid: int, folder: Path, when: float) -> Sample | None:
-    """None if it is no more."""
+    """None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))

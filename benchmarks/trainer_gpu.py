@@ -193,11 +193,11 @@ def step_rows(steps: int) -> tuple[list[Row], dict[str, object]]:
                 whole.append(spent)
                 within.append(inside)
                 commits.append(1000 * (time.perf_counter() - began))
-    behind = median(timed(step) for _ in range(steps))  # clocks and neighbours drift
+    after = median(timed(step) for _ in range(steps))  # clocks and neighbours drift
     assert receipt is not None
     commit = receipt.result()
     facts: dict[str, object] = {
-        "step_alone": [before, behind],
+        "step_alone": [before, after],
         "step_published": median(whole),
         "publish_returns_after": median(waits[5:]),
         "committed_after": median(commits),
@@ -206,7 +206,7 @@ def step_rows(steps: int) -> tuple[list[Row], dict[str, object]]:
     }
     rows = [
         row("added to a training step: hooks and publish()", median(within), 15),
-        row("the same, as the difference of whole steps", median(whole) - (before + behind) / 2, None),
+        row("the same, as the difference of whole steps", median(whole) - (before + after) / 2, None),
     ]
     return rows, facts
 

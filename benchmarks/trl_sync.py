@@ -67,7 +67,7 @@ def copied(nbytes: int, device: str) -> float:
 
 @contextmanager
 def an_engine_that_says_yes(channel: str) -> Iterator[None]:
-    """Heartbeats of an engine that holds each version as soon as it is there, so that nobody is waited for."""
+    """Heartbeats of an engine that holds each version as soon as it is there, so that the trainer waits for none."""
     chain, ended = Chain.open(wc.open_store(channel)), threading.Event()
 
     def follow() -> None:

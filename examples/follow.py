@@ -108,7 +108,7 @@ def trainer(bucket: Path, steps: int, lr: float, warm_up: int) -> None:
 
 
 def follower(bucket: Path) -> None:
-    """An engine that begins with random weights: keep them at the newest version until told to stop."""
+    """An engine that begins with random weights: keep them at the newest version until stopped."""
     engine = TorchTarget(Adder().to(torch.bfloat16))
     with subscribed(bucket, engine) as subscriber:
         signal.signal(signal.SIGTERM, lambda number, frame: subscriber.stop())

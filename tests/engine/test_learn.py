@@ -195,10 +195,10 @@ UNKNOWN = {
     "foreach": One(foreach, unknown="foreach"),
     "through a room": One(through_room, unknown="computes"),
     "its value": One(lambda p, x: p.fill_(x.item()), x=("F32", ()), unknown="looks at its value", finite=True),
-    "broadcast": One(lambda p, x: p.copy_(x), x=("BF16", (6,)), unknown="no box"),
-    "repeated": One(lambda p, x: p.copy_(x.expand(4, 6)), x=("BF16", (1, 6)), unknown="no box"),
+    "broadcast": One(lambda p, x: p.copy_(x), x=("BF16", (6,)), unknown="not a box"),
+    "repeated": One(lambda p, x: p.copy_(x.expand(4, 6)), x=("BF16", (1, 6)), unknown="not a box"),
     "shuffled": One(lambda p, x: p.copy_(x.view(2, 12).t().reshape(24)), x=("BF16", (24,)), p=("BF16", (24,)),
-                    unknown="no box"),
+                    unknown="not a box"),
     "cast we do not know": One(lambda p, x: p.copy_(x), p=("F16", (4, 6)),
                                unknown="casts it from BF16 to F16", finite=True),
     "rounded on the way": One(lambda p, x: p.copy_(x.bfloat16()), x=("F32", (4, 6)), p=("F32", (4, 6)),
@@ -206,7 +206,7 @@ UNKNOWN = {
     "bits as numbers": One(lambda p, x: p.copy_(x.view(torch.int16)), unknown="casts"),
     "written over": One(lambda p, x: (p.copy_(x), p[1].fill_(0)), unknown="writes over it in p"),
     "scaled behind": One(lambda p, x: (p.copy_(x), p.mul_(2)), unknown="writes over it in p"),
-    "conjugated": One(lambda p, x: p.copy_(x.conj()), x=("C64", (3,)), p=("C64", (3,)), unknown="no box"),
+    "conjugated": One(lambda p, x: p.copy_(x.conj()), x=("C64", (3,)), p=("C64", (3,)), unknown="not a box"),
     "moved on": One(lambda p, x: (p[:2].copy_(x[:2]), p[2:].copy_(p[:2])), unknown="computes"),
     "raises": One(lambda p, x: 1 // 0, unknown="cannot be followed: ZeroDivisionError"),
     "numpy": One(lambda p, x: p.numpy().__setitem__(0, x.numpy()), x=("F32", (4,)), p=("F32", (4,)),
@@ -457,7 +457,7 @@ def test_any_views_and_copies_put_the_same_bits_where_the_loader_does(data: st.D
         return model_of(p=torch.empty(room, dtype=torch.int16))
 
     layout = check(make, run, weights)
-    assert not layout.unknown or layout.unknown == {"x": "the loader rearranges it in a way that is no box"}
+    assert not layout.unknown or layout.unknown == {"x": "the loader rearranges it, and the result is not a box"}
 
 
 @given(st.data())

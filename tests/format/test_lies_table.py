@@ -97,7 +97,7 @@ def test_small_file_with_a_table_of_millions_of_numbers(world: World) -> None:
     lie = with_table(world.patch(), honest + bytes((1 << 24) - len(honest)))
     kind, text = refused_in_bounds(world, lie)
     assert kind == "FormatError"
-    assert "goes on behind its last row" in text
+    assert "continues after its last row" in text
 
 
 def test_small_file_with_a_table_of_millions_of_blocks(world: World) -> None:
@@ -151,7 +151,7 @@ def test_fewer_digests_than_rows(world: World) -> None:
 
 
 def test_no_digests_at_all(world: World) -> None:
-    world.refuses(with_stream(world.patch(), DIGESTS, b""), FormatError, "the table goes on behind its last row")
+    world.refuses(with_stream(world.patch(), DIGESTS, b""), FormatError, "the table continues after its last row")
 
 
 def test_digests_of_another_shape(world: World) -> None:
@@ -203,7 +203,7 @@ def test_table_ends_within_a_column(world: World) -> None:
 
 
 def test_bytes_after_the_last_column(world: World) -> None:
-    world.refuses(with_table(world.patch(), Table.of(world.patch()).raw() + b"\0"), FormatError, "behind its last row")
+    world.refuses(with_table(world.patch(), Table.of(world.patch()).raw() + b"\0"), FormatError, "after its last row")
 
 
 @pytest.mark.parametrize("rank", [65, 1 << 20, 1 << 62])

@@ -206,7 +206,9 @@ def test_error_names_the_removal_of_a_running_upload(
 ) -> None:
     during_upload(Path.unlink)
     store = FileStore(tmp_path / "store")
-    with pytest.raises(UnreachableError, match=r"somebody removed the upload's temporary file from \.tmp") as caught:
+    with pytest.raises(
+        UnreachableError, match=r"another process removed the upload's temporary file from \.tmp"
+    ) as caught:
         getattr(store, write)("a/b", source)
     assert str(tmp_path / "store" / ".tmp") in str(caught.value.hint)
     assert list(store.list("")) == []

@@ -146,7 +146,7 @@ def test_state_that_is_not_a_tensor_is_refused() -> None:
             return {"steps": 1}
 
     error = refusal_of(nn.Sequential(Counting(2, 2)), "0._extra_state")
-    assert "no parameter or buffer" in error.problem
+    assert "not a parameter or buffer" in error.problem
 
 
 def test_ties_unknown_to_transformers_are_refused(tmp_path: Path) -> None:

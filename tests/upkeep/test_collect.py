@@ -137,7 +137,7 @@ def test_gc_of_a_damaged_channel_deletes_nothing_and_says_why(tmp_path: Path, ha
     expected = harm(chain)
     before = {listed.key for kind in ("manifests/", DELTAS, ANCHORS) for listed in chain.store.list(kind)}
     told, said, warned = gc(tmp_path / "channel")
-    assert told["damage"][0].startswith("no way leads to version ")
+    assert told["damage"][0].startswith("no route leads to version ")
     assert any(line.startswith(expected) for line in told["damage"])
     assert "the channel is damaged, so no version is deleted" in warned
     assert expected in warned
@@ -258,7 +258,7 @@ def test_reference_with_a_copy_of_the_channel_record_is_still_a_reference() -> N
     (record,) = [listed.key for listed in store.list(ANCHORS) if listed.key.endswith("/anchor.json")]
     store.put(record.replace("anchor.json", "channel.json"), store.get("channel.json"))
     stock = collecting.take_stock(chain, time.time())
-    (kept,) = stock.ways
+    (kept,) = stock.edges
     assert (kept.edge.kind, kept.edge.key) == ("reference", record.removesuffix("anchor.json"))
     assert kept.edge.nbytes == chain.channel.table.nbytes
 

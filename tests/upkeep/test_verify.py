@@ -320,7 +320,7 @@ def away(*_: object, **__: object) -> None:
 
 def test_report_promises_no_more_than_digests_hold(world: World) -> None:
     helped = " ".join(said("verify", "--help").replace("│", " ").split())
-    assert "not somebody who may write to the bucket" in helped
+    assert "not an attacker who can write to the bucket" in helped
     commands = ((world.url,), (world.url, "--deep"), (world.checkpoint, world.url))
     texts = [said("verify", *command) for command in commands]
     for promise in ("proven", "bit by bit", "to the last bit"):

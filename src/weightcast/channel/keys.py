@@ -19,7 +19,7 @@ RECORD, CHANNEL_COPY = "anchor.json", "channel.json"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a set of weights stands: two holders of one position hold the same bits."""
+    """A version and the digest of its weights: two holders of one position hold the same bits."""
 
     version: int
     digest: str
@@ -43,7 +43,7 @@ def squash_key(base: int, position: Position, sha256: str) -> str:
 
 
 def anchor_folder(position: Position, mark: str) -> str:
-    """``mark`` stands for the files in it: another set of files is another folder."""
+    """``mark`` identifies the files in it: another set of files is another folder."""
     return f"{ANCHORS}{position.version:012d}-{position.digest[:16]}-{mark[:16]}/"
 
 
@@ -123,7 +123,7 @@ def check_name(name: str, what: str) -> str:
 
 
 HEAD_WORD, NOTHING_WORD = "head", "nothing"
-"""Words that stand for a version wherever one is asked for, so no tag may have them: the newest one, and none."""
+"""Words for the newest version and for no version, accepted wherever a version is; tags may not use them."""
 
 
 def is_tag(name: str) -> bool:
@@ -158,7 +158,7 @@ def is_label(text: str) -> bool:
 
 
 def check_label(text: str | None) -> str | None:
-    """`UsageError` unless ``text`` can be the label of a version; None is none."""
+    """`UsageError` unless ``text`` can be the label of a version, or is None."""
     if text is None:
         return None
     if not isinstance(text, str) or not is_label(text):

@@ -60,7 +60,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The commit record of one version. Without a base it stands for an anchor."""
+    """The commit record of one version. Without a base it commits an anchor."""
 
     channel: str
     position: Position
@@ -112,16 +112,16 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """How a replica does, in its own words."""
+    """The state of a replica, as it reports it."""
 
     replica: str
     position: Position
     time: float
     error: str | None = None
     pause: float | None = None
-    """Seconds that its engine stood still for the last update; None where no engine follows."""
+    """Seconds that its engine was paused for the last update; None if it is not an engine."""
     instance: str = "0" * 32
-    """Random, one per process: two processes that report under one name can be told apart."""
+    """Random, one per process: distinguishes two processes that report under one name."""
     ran: int | None = None
     """The newest version for which the replica's command succeeded; None where it runs none."""
 
@@ -149,14 +149,14 @@ def from_json(
     """Parse what a bucket holds; `FormatError` for anything the format does not say, `VersionError` if it is newer."""
     fields = parse_json(data, kind)
     if not isinstance(fields, dict) or fields.get("kind") != kind or type(fields.get("format")) is not int:
-        raise FormatError(f"this is no weightcast {kind}")
+        raise FormatError(f"this is not a weightcast {kind}")
     if fields["format"] != FORMAT:
         raise VersionError(
             f"the {kind} is of format version {fields['format']}",
             hint=f"This release reads {FORMAT}; install a newer one.",
         )
     if fields.keys() - (optional or set()) != keys | {"format", "kind"}:
-        raise FormatError(f"the {kind} has other fields than the format says")
+        raise FormatError(f"the {kind} does not have the fields of the format")
     return build(fields)
 
 
@@ -422,7 +422,7 @@ def _lease(fields: dict[str, Any]) -> Lease:
 
 
 def readable(data: bytes, parse: Callable[[bytes], T]) -> T | None:
-    """A hint, parsed; None where it makes no sense, since hints are never needed."""
+    """A hint, parsed; None if it is invalid, since hints are never needed."""
     try:
         return parse(data)
     except WeightcastError:

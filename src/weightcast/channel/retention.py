@@ -1,4 +1,4 @@
-"""What nobody needs any more: a pure function of what a bucket holds and how old that is by the store's clock."""
+"""What is no longer needed: a pure function of what a bucket holds and its age by the store's clock."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Retention:
     patience: float = 28 * 86400.0
     """A replica whose version is older than this no longer holds anything back."""
     keep_last: int = 0
-    """So many of the newest versions stay reachable."""
+    """This many of the newest versions stay reachable."""
     keep_daily: int = 0
-    """The newest version of each of the last so many days that have one stays reachable; days are UTC."""
+    """The newest version of each of this many last days that have one stays reachable; days are UTC."""
     keep_weekly: int = 0
     """The same for weeks, which begin on Monday."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A way that the bucket holds, and how long it has been there."""
+    """An edge that the bucket holds, and how long it has been there."""
 
     edge: Edge
     age: float
@@ -45,12 +45,12 @@ class Inventory:
     """Version to age."""
     edges: tuple[Kept, ...]
     orphans: tuple[tuple[str, float], ...]
-    """Keys of objects that no commit speaks of, with their ages."""
+    """Keys of objects that no commit names, with their ages."""
     pins: frozenset[int]
     replicas: tuple[tuple[int, float], ...]
-    """Version of each replica, and how long ago it said so."""
+    """Version of each replica, and how long ago it reported it."""
     spent: tuple[Kept, ...] = ()
-    """Deltas whose manifest is gone: ways no more, though somebody who read it just before may still fetch one."""
+    """Deltas whose manifest is deleted: no edges any more, though a reader of that manifest may still fetch them."""
     tags: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Tagged versions and their names."""
     now: float = 0.0
@@ -59,13 +59,13 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Garbage:
-    """What may go: manifests and orphans now, the objects of manifests a grace period later."""
+    """What may be deleted: manifests and orphans now, the objects of manifests a grace period later."""
 
     manifests: tuple[int, ...]
     edges: tuple[Edge, ...]
     orphans: tuple[str, ...]
     unreachable: tuple[int, ...] = ()
-    """Versions that must be reachable and are not: the channel is damaged, and nothing but orphans may go."""
+    """Versions that must be reachable and are not: the channel is damaged, and only orphans may be deleted."""
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Every version that stays, with the reasons."""
 
@@ -119,7 +119,7 @@ def _week(when: float) -> str:
 
 
 def collectable(inventory: Inventory, policy: Retention) -> Garbage:
-    """What may be deleted so that every version that is to be kept can still be reached: those from the horizon on,
+    """What may be deleted while every version to keep stays reachable: those from the horizon on,
     and those that a pin, a tag or a rule keeps (`kept_by_rule`).
     """
     rules = kept_by_rule(inventory, policy)
@@ -136,7 +136,7 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     wanted = {inventory.head} | rules.keys()
     unreachable = ({oldest} | wanted | versions) - reachable(edges)
     if unreachable:
-        # Something is missing already: what is left may be all there is to mend it with.
+        # Something is missing already: a repair may need everything that is left.
         everything = dict.fromkeys(inventory.manifests, ("the channel is damaged",))
         return Garbage((), (), _old(inventory, policy), tuple(sorted(unreachable)), everything)
     there = set[int]()
@@ -154,7 +154,7 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
         for version, age in sorted(inventory.manifests.items())
         if version not in versions and age >= policy.grace and version < inventory.head
     )
-    # A manifest whose object stays may go, an object whose manifest stays may not.
+    # A manifest may be deleted before its object, never an object before its manifest.
     stays = inventory.manifests.keys() - set(manifests)
     begun = {edge.result for edge in edges} - {edge.result for edge in edges if edge.kind == "delta"}
     gone = tuple(

@@ -90,7 +90,7 @@ def set_tag(chain: Chain, name: str, position: Position, *, force: bool = False)
             return None
         if chain.store.create(key, data):
             return None
-        before = read_tag(chain, name).position  # somebody else created it just now
+        before = read_tag(chain, name).position  # another process created it just now
         if before == position:
             return before
     if not force:

@@ -121,7 +121,7 @@ def _token(file: Path) -> str:
 
 
 def _follow(agent: Agent, watch: Any, every: float, as_json: bool) -> None:
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def trouble(error: WeightcastError) -> None:
         """One line for an outage, however many attempts it lasts."""
@@ -130,14 +130,14 @@ def _follow(agent: Agent, watch: Any, every: float, as_json: bool) -> None:
         if watch is not None:
             watch.failed()
         if agent.trouble is None:
-            told.clear()
-        if str(error) not in told:
+            reported.clear()
+        if str(error) not in reported:
             _warn(error, as_json)
-        told.add(str(error))
+        reported.add(str(error))
 
     for update in agent.follow(every, trouble):
         if agent.trouble is None:
-            told.clear()
+            reported.clear()
         if watch is not None:
             watch.took(update)
         _tell(update, as_json)

@@ -64,7 +64,7 @@ def cache(
 
 
 def cache_folder() -> Path:
-    """Where this user's mirrors are kept if nobody says otherwise."""
+    """Where this user's mirrors are kept by default."""
     from weightcast.follow.mirror_folder import default_mirror
 
     return default_mirror("0" * 32).parent

@@ -19,7 +19,7 @@ from weightcast.store.backoff import CLOCK, Backoff, Clock
 
 @dataclass(frozen=True)
 class Arrival:
-    """A version that was taken."""
+    """A version that the mirror has reached."""
 
     position: Position
     step: int | None
@@ -56,7 +56,7 @@ class Command:
         return self._failed != position or self._clock.now() >= self._not_before
 
     def run(self, channel: str, arrival: Arrival, event: bool = False) -> int:
-        """Run it now; its exit code. Nobody changes the files meanwhile."""
+        """Run it now; its exit code. The mirror's files do not change meanwhile."""
         with MirrorFolder(self._folder).shared():
             code = execute(self._text, self._folder, arrival, self._as_json)
         if code:
@@ -95,7 +95,7 @@ def execute(command: str, folder: Path, arrival: Arrival, as_json: bool) -> int:
     # Standard output is for JSON alone if there is any; no other file of ours is open in the child.
     child = None
     try:
-        with uninterrupted():  # else a signal right behind the fork would leave a child that nobody knows
+        with uninterrupted():  # a signal right after the fork would leave a child that is never waited for
             child = subprocess.Popen(
                 command,
                 shell=True,

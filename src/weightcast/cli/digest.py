@@ -22,7 +22,7 @@ def digest(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the digest of weights: equal digests mean equal bits, unless somebody chose the bits to that end.
+    """Print the digest of weights: equal digests mean equal bits, unless an attacker chose the bits.
 
     For a mirror, this reads the files that any tool would load, and names the version that its log leads to.
     """

@@ -16,7 +16,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = ("bright_black", "blue", "cyan", "green", "yellow", "dark_orange", "red", "bright_red")
 
 _SPARSEST = 16
-"""How many places a grid may have for each that is filled; a model of several kinds of layers has 2 to 4."""
+"""Cells of a grid per filled one, at most; a model with several kinds of layers has 2 to 4."""
 
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _ENDINGS = ("weight", "bias")
@@ -99,7 +99,7 @@ def heat_of(table: TensorTable, changed: Mapping[str, int]) -> Heat:
 
 
 def _is_drawable(stack: Stack) -> bool:
-    """Whether layers and kinds make a grid. Hostile names can make one of 10¹⁰ places, nearly all of them empty."""
+    """Whether layers and kinds make a grid. Hostile names can make one of 10¹⁰ cells, nearly all of them empty."""
     return len(stack.layers) * len(stack.kinds) <= _SPARSEST * len(stack.cells)
 
 
@@ -114,7 +114,7 @@ def _stack(name: str, cells: dict[tuple[int, str], Cell]) -> Stack:
 
 
 def level(density: float) -> int:
-    """Which block stands for a density that is not 0."""
+    """The block that shows a density above 0."""
     return sum(density >= step for step in _STEPS)
 
 

@@ -27,7 +27,7 @@ _AT_ONCE = 16
 """Manifests that are fetched at the same time."""
 
 _NEWEST = 20
-"""Versions that are shown where nobody says which."""
+"""Versions that are shown by default."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _newest_first(chain: Chain, head: int, first: int, last: int, most: int | No
     while upper >= first:
         lower = max(first, upper - reach + 1)
         found = {version for version in chain.versions(lower - 1) if version <= upper}
-        found |= {head} & {upper}  # a listing may lag behind the head
+        found |= {head} & {upper}  # a listing may lag
         yield from sorted(found, reverse=True)
         upper, reach = lower - 1, 4 * reach
 

@@ -33,7 +33,7 @@ def check_output(out: Path, force: bool, inputs: Iterable[Path]) -> None:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds weights and is nobody's mirror."""
+    """Whether a folder holds weights and is not a mirror."""
     return not (folder / MIRROR).exists() and any(folder.glob("*.safetensors"))
 
 

@@ -31,7 +31,7 @@ class Choice:
     route: Route
     replay: Route | None
     """Delta after delta, from the start or from the oldest anchor."""
-    anew: Route | None
+    from_anchor: Route | None
     """The newest anchor, and the deltas after it."""
 
 
@@ -121,7 +121,7 @@ def _fields(choice: Choice, at: int | None, goal: int, full: int) -> dict[str, A
         {"kind": edge.kind, "base": edge.base, "result": edge.result, "bytes": edge.nbytes, "key": edge.key}
         for edge in choice.route
     ]
-    compared = {"replay": choice.replay, "anchor_and_replay": choice.anew}
+    compared = {"replay": choice.replay, "anchor_and_replay": choice.from_anchor}
     costs = {name: _cost(route) if route is not None else None for name, route in compared.items()}
     return {"from": at, "to": goal, "route": steps, **_cost(choice.route), "model_bytes": full, **costs}
 
@@ -151,7 +151,7 @@ def _totals(choice: Choice, at: int | None, full: int) -> Table:
     table.add_column(style="dim", justify="right")
     for _ in range(4):
         table.add_column(justify="right")
-    rows = {"this route": choice.route, replay: choice.replay, "newest anchor, deltas": choice.anew}
+    rows = {"this route": choice.route, replay: choice.replay, "newest anchor, deltas": choice.from_anchor}
     for name, route in rows.items():
         if route is None:
             table.add_row(name, "none")

@@ -44,7 +44,7 @@ class Bars:
             self._progress.update(self._tasks[stage], completed=done, total=total)
 
     def clear(self) -> None:
-        """Leave no trace on the screen; the next report begins anew."""
+        """Clear the screen's line; the next report starts from the beginning."""
         with self._lock:
             if self._progress is not None:
                 self._progress.stop()

@@ -21,11 +21,11 @@ from weightcast.format.patchfile import PatchReader
 from weightcast.store.base import Store
 
 _FRONT = 16384
-"""Bytes that are fetched at once from the front of an object: the header and the digests of most."""
+"""Bytes fetched first from an object: enough for the header and digests of most."""
 
 
 class StoreSource:
-    """An object of a store as bytes at rest, of which only what is asked for is fetched."""
+    """An object of a store, read in ranges: only what is asked for is fetched."""
 
     def __init__(self, store: Store, ref: ObjectRef):
         self._store, self._key = store, ref.key

@@ -61,7 +61,7 @@ def verify(
 ) -> None:
     """Check that a channel is intact, or that a folder or a running engine holds the bits of one of its versions.
 
-    Digests detect mistakes and corruption, not somebody who may write to the bucket.
+    Digests detect mistakes and corruption, not an attacker who can write to the bucket.
     """
     with working(threads, as_json, kernels=deep or len(places) == 2) as (workers, report):
         if engine is not None:

@@ -44,7 +44,7 @@ def size(nbytes: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time for people; one that lies ahead, by clocks that differ, is none."""
+    """A time for people; one in the future, because clocks differ, counts as now."""
     seconds = max(0.0, seconds)  # also for what is no number
     for limit, unit, length in ((9.95, "s", 1.0), (120, "s", 1.0), (7200, "min", 60.0), (172800, "h", 3600.0)):
         if seconds < limit:
@@ -53,7 +53,7 @@ def span(seconds: float) -> str:
 
 
 def moment(when: float) -> str:
-    """A time in seconds since 1970 as a date; as the number it is where the calendar has none."""
+    """A time in seconds since 1970 as a date; as a number if it is outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):

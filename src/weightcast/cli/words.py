@@ -74,7 +74,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def seconds(text: str) -> float:
-    """A duration such as 90s, 15m, 12h, 7d; `UsageError` if it is none."""
+    """A duration such as 90s, 15m, 12h, 7d; `UsageError` for anything else."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)([smhd])", text, re.ASCII)
     if not found:
         hint = "Write a number and s, m, h or d: 90s, 15m, 12h, 7d."

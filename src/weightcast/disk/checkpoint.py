@@ -128,7 +128,7 @@ class Checkpoint:
         """
         for path, seen in self._watched.items():
             if _identity_now(path) != seen:
-                hint = "Try again once nobody writes to it, or save each checkpoint into a folder of its own."
+                hint = "Try again once no program writes to it, or save each checkpoint into a folder of its own."
                 raise CheckpointError("the file was changed while it was being read", file=str(path), hint=hint)
 
     def read(self, name: str) -> Bits:

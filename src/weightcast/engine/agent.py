@@ -188,7 +188,7 @@ class Agent:
         return replace(state, position=None) if self._prove and state.instances != self._verified else state
 
     def _warn_of_misfits(self, state: EngineState) -> None:
-        """Once for each engine process: nobody should believe that all of a version is in it if it is not."""
+        """Warn once per engine process, since a version would otherwise seem to be complete in it."""
         fit = state.fit
         for name, reason in fit.unknown.items():
             _log.warning("%s is reloaded whole when it changes: %s", name, reason)

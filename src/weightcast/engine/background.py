@@ -15,7 +15,7 @@ _log = logging.getLogger("weightcast")
 
 
 class _CancelledError(Exception):
-    """Ends a job that nobody waits for."""
+    """Ends a job whose result is no longer wanted."""
 
 
 class Job:

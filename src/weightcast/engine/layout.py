@@ -1,7 +1,7 @@
 """Where the elements of a checkpoint live in an engine's own parameters: fused, sharded, stacked, transposed, padded.
 
-A layout is a table of *parts*: a box of a checkpoint tensor, and the elements of a parameter that hold it. Learning one
-is the business of `weightcast.engine.learn`; here it is only asked.
+A layout is a table of *parts*: a box of a checkpoint tensor, and the elements of a parameter that hold it.
+`weightcast.engine.learn` finds layouts; this module answers questions about them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Box:
-    """Some elements of a tensor: along each of its dimensions a range."""
+    """Some elements of a tensor: one range along each dimension."""
 
     ranges: tuple[Range, ...]
 
@@ -69,20 +69,20 @@ class Box:
 
 @dataclass(frozen=True)
 class Part:
-    """A box of the checkpoint tensor ``name``, and where a parameter has it."""
+    """A box of the checkpoint tensor ``name``, and where a parameter holds it."""
 
     name: str
     box: Box
     parameter: str
     dtype: str
-    """That the parameter has it in: where it is not the tensor's, values are cast."""
+    """The parameter's dtype; values are cast where the tensor has another."""
     offset: int
     """Of the box's first element, in elements from the beginning of the parameter's storage."""
     strides: tuple[int, ...]
     """Elements of the storage from one coordinate of the box to the next, along each dimension."""
 
     def steps(self, shape: Sequence[int]) -> Steps:
-        """The same as few nested loops, for kernels."""
+        """The part as nested loops for kernels, as few as possible."""
         natural = natural_strides(shape)
         loops = [
             (one.count, one.step * width, stride)
@@ -102,7 +102,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Nested loops over a box: counts, and the steps in the tensor and in the parameter; from the outermost in."""
+    """Nested loops over a box, outermost first: the count, the step in the tensor, the step in the parameter."""
 
     source: int
     target: int
@@ -122,7 +122,7 @@ class Steps:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first element of the storage that is touched, and the one behind the last."""
+        """The elements of the storage that are touched: the first, and one past the last."""
         reach = (self.table[:, 0] - 1) * self.table[:, 2]
         return self.target + int(reach[reach < 0].sum()), self.target + int(reach[reach > 0].sum()) + 1
 
@@ -131,8 +131,8 @@ class Layout:
     """All parts that one worker of an engine holds.
 
     ``unknown`` names tensors that could not be followed, and why. ``uncovered`` names parameters that the loader leaves
-    as they are, in whole or in part, and how many elements of each; it is of no use where ``broken`` says why the
-    loader did not get through the table at all.
+    as they are, in whole or in part, and how many elements of each. ``broken`` says why the loader failed before it
+    reached the end of the table, if it did; ``uncovered`` is meaningless then.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class Layout:
         return (part for spec in self.table for part in self.locate(spec.name))
 
     def locate(self, name: str) -> tuple[Part, ...]:
-        """Where a checkpoint tensor is; nowhere, if this worker does not hold it, or it is unknown."""
+        """Where a checkpoint tensor is; empty if this worker does not hold it, or its place is unknown."""
         return () if name in self.unknown else tuple(self._by_name.get(name, ()))
 
     @cached_property
     def by_parameter(self) -> Mapping[str, tuple[Part, ...]]:
-        """The inverse: what of the checkpoint a parameter holds."""
+        """The inverse: the parts that each parameter holds."""
         found: dict[str, list[Part]] = {}
         for parts in self._by_name.values():
             for part in parts:
@@ -170,7 +170,7 @@ class Layout:
 
 
 def natural_strides(shape: Sequence[int]) -> list[int]:
-    """Those of a tensor that is contiguous."""
+    """The strides of a contiguous tensor."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]

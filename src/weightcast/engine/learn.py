@@ -30,7 +30,7 @@ Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 _aten = torch.ops.aten
 _COPIES = {_aten.clone, _aten._to_copy}
 _COMPUTED = "the loader computes with it"
-_NO_BOX = "the loader rearranges it in a way that is no box"
+_NO_BOX = "the loader rearranges it, and the result is not a box"
 
 
 def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
@@ -54,7 +54,7 @@ class _ReplacedError(Exception):
 
 @contextmanager
 def _attached(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what a loader attaches in place of parameters: no operation of torch tells of that. Raises if it did."""
+    """Undo and report what a loader attaches in place of parameters: torch dispatches no operation for that."""
     slots: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (slot, dict(slot)) for module in model.modules() for slot in (module._parameters, module._buffers)
     ]
@@ -78,11 +78,11 @@ def _attached(model: torch.nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Trace:
-    """What a storage is made of: elements of one stand-in, or, without ``dims``, something that cannot be followed."""
+    """What a storage holds: elements of one stand-in or, without ``dims``, something that cannot be followed."""
 
     names: frozenset[str]
     dtypes: tuple[torch.dtype, ...] = ()
-    """Those it went through, from the stand-in's to its own."""
+    """The dtypes it was cast through, from the stand-in's to its own."""
     offset: int = 0
     dims: tuple[Dim, ...] | None = None
     reason: str = _COMPUTED
@@ -91,14 +91,14 @@ class _Trace:
 
 @dataclass
 class _Memory:
-    """A storage, held so that no other takes its address."""
+    """A storage, kept alive so that its key stays unique."""
 
     storage: torch.UntypedStorage
     trace: _Trace | None = None
     parameter: str | None = None
     itemsize: int = 0
     grid: tuple[int, ...] = ()
-    """The shape of a parameter's storage, its dimensions in the order they have there."""
+    """The shape of a parameter's storage, dimensions in storage order."""
     writes: list[Write] = field(default_factory=list)
 
 
@@ -142,7 +142,7 @@ class _Following(TorchDispatchMode):
         return Layout(self._table, parts, self._unknown, self._uncovered())
 
     def _uncovered(self) -> dict[str, int]:
-        """Parameters of which the loader leaves elements alone; padding that it fills is written, too."""
+        """How many elements of each parameter the loader does not write, if any; padding that it fills is written."""
         found = {}
         for name, tensor in self._parameters.items():
             writes = self._memory[storage_key(tensor)].writes
@@ -180,7 +180,7 @@ class _Following(TorchDispatchMode):
         return [trace for trace in map(self._trace, tensors) if trace is not None]
 
     def _copied(self, source: torch.Tensor, copy: torch.Tensor) -> _Trace:
-        """A copy has a storage of its own: trace its elements, in the order they have there."""
+        """The trace of a copy, which has a storage of its own: its elements in the order of that storage."""
         trace, affine = self._trace(source), self._affine(source)
         assert trace is not None
         if trace.dims is None or source.dtype != trace.dtypes[-1]:
@@ -218,7 +218,7 @@ class _Following(TorchDispatchMode):
         return _returned(func, targets)
 
     def _part(self, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> Part | str:
-        """What a copy puts into a parameter, or why that cannot be said."""
+        """The part that a copy writes into a parameter, or why it cannot be determined."""
         trace, affine = self._trace(source), self._affine(source)
         assert trace is not None
         assert home.parameter is not None
@@ -242,7 +242,7 @@ class _Following(TorchDispatchMode):
             self._unknown.setdefault(name, reason)
 
     def _affine(self, tensor: torch.Tensor) -> _Affine | None:
-        """The elements of a stand-in that a view shows; None if strides cannot say it."""
+        """The elements of a stand-in that a view shows; None if strides cannot describe them."""
         trace = self._trace(tensor)
         assert trace is not None
         if trace.dims is None or not _is_plain(tensor, trace.dtypes[-1].itemsize):
@@ -283,8 +283,8 @@ def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> Write:
 
 
 def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, target: torch.dtype) -> str | None:
-    """The dtype in which a parameter has a tensor's values after all casts; None if those are not one we know."""
-    if source != path[-1]:  # shown as another dtype: bits are copied, if they are
+    """The dtype of a tensor's values in a parameter after all casts; None for casts that cannot be repeated exactly."""
+    if source != path[-1]:  # a view as another dtype: only a copy of the bits can be followed
         return spec.dtype if source == target and set(path) == {path[0]} else None
     last = DTYPES.get(target, "")
     through = [DTYPES.get(one, "") for one in path]
@@ -298,17 +298,17 @@ def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, t
 
 
 def _seat(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What of a tensor changes when another is put in its place."""
+    """What changes about a tensor when another is put in its place."""
     return storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _is_plain(tensor: torch.Tensor, itemsize: int) -> bool:
-    """Whether offset and strides count elements of its storage, and those are its values."""
+    """Whether offset and strides count elements of the storage, and those elements are the values."""
     return tensor.element_size() == itemsize and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _is_engines(memory: _Memory | None) -> bool:
-    """What the loader did not make itself is the engine's, whether we know it or not."""
+    """Whether the memory is the engine's: all that the loader did not allocate itself."""
     return memory is None or memory.parameter is not None
 
 
@@ -323,7 +323,7 @@ def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator
 
 
 def _refuse_other_shape(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Raise as the write would have, had it not been suppressed."""
+    """Raise what the suppressed write would have raised."""
     try:
         torch.broadcast_to(source, target.shape)
     except RuntimeError:

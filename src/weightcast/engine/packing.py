@@ -1,7 +1,7 @@
 """Parameters that an engine repacks for its kernels: the same elements in another order, block by block.
 
-What a packing does is seen by having the engine pack *numbers*: places instead of weights. Most packings split rows or
-columns into groups; then every n-th row and column still lies evenly, and a part becomes a few parts with steps.
+To learn a packing, the engine packs *numbers*: places instead of weights. Most packings split rows or columns into
+groups; then every n-th row and column is still evenly spaced, and a part becomes a few parts with steps.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from weightcast.engine.layout import Box, Layout, Part, Range
 
 _GROUPS = (1, 2, 4, 8, 16, 32, 64)
 _MOST = 128
-"""Parts that one may become."""
+"""Parts that one part may become, at most."""
 Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Of each matrix of a stack: an element lies where ``first`` says for its place in a group, and some steps on."""
+    """How each matrix of a stack is packed: an element is at ``first`` of its place in a group, plus some steps."""
 
     shape: tuple[int, int]
     groups: tuple[int, int]
@@ -32,7 +32,7 @@ class Packing:
     """From a row, or a column, to the next of its group."""
 
     def through(self, part: Part) -> list[Part] | None:
-        """Where a part is that would be in the unpacked stack; None if it lies there otherwise than in rows."""
+        """Where a part of the unpacked stack is after packing; None if the part does not lie in rows there."""
         rows, columns = self.shape
         size = rows * columns
         lying = [stride if one.count > 1 else 0 for one, stride in zip(part.box.ranges, part.strides, strict=True)]
@@ -62,7 +62,7 @@ class Packing:
 
 
 def packing_of(places: Places) -> Packing | None:
-    """What moved the element of each row and column to ``places``; None if nothing so even did."""
+    """The packing that moves the element of each row and column to ``places``; None if it is not evenly spaced."""
     for rows, columns in sorted(product(_GROUPS, _GROUPS), key=lambda groups: groups[0] * groups[1]):
         if places.shape[0] % rows or places.shape[1] % columns or rows * columns > _MOST:
             continue
@@ -79,7 +79,7 @@ def packing_of(places: Places) -> Packing | None:
 
 
 def probed(shape: tuple[int, int], pack: Callable[[npt.NDArray[np.uint16]], npt.NDArray[np.uint16]]) -> Places | None:
-    """Where ``pack``, which moves 16-bit elements of a matrix, puts each; None if it does not just move them."""
+    """Where ``pack`` moves each 16-bit element of a matrix; None if it does more than move them."""
     numbers = np.arange(shape[0] * shape[1])
     halves = [pack((numbers >> shift).astype(np.uint16).reshape(shape)).reshape(-1) for shift in (0, 16)]
     source = halves[0].astype(np.int64) | halves[1].astype(np.int64) << 16
@@ -91,7 +91,7 @@ def probed(shape: tuple[int, int], pack: Callable[[npt.NDArray[np.uint16]], npt.
 
 
 def repacked(layout: Layout, parameters: Iterable[str], packing: Packing) -> Layout:
-    """A layout as it is once some parameters have been packed."""
+    """The layout after some parameters have been packed."""
     chosen, parts, unknown = set(parameters), [], dict(layout.unknown)
     for part in layout:
         moved = packing.through(part) if part.parameter in chosen else [part]

@@ -27,7 +27,7 @@ class Pause:
         self._engine.pause(self._clear_cache)  # also if it is paused already: this clears the cache
 
     def end(self) -> None:
-        """Resume the engine, unless somebody else paused it."""
+        """Resume the engine, unless another client paused it."""
         if self.ours:
             self._engine.resume()
             self._engine.ask(SetPausedByAgent(False))

@@ -21,7 +21,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class Write:
-    """Elements of a parameter's storage that the loader writes; without a ``part``, nobody knows what."""
+    """Elements of a parameter's storage that the loader writes; without a ``part``, it is not known with what."""
 
     part: Part | None
     first: int

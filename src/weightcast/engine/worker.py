@@ -345,7 +345,7 @@ def _staged(job: Job, prepared: Prepared) -> msg.Staged:
 
 @contextmanager
 def _mirrored(folder: str, table: TensorTable) -> Iterator[Weights]:
-    """A mirror's weights as of the end of its log, which nobody folds meanwhile."""
+    """A mirror's weights as of the end of its log. The lock is held, so that the log is not folded meanwhile."""
     with reading_held(Path(folder), table) as held:
         if held.fingerprint is None:
             raise CheckpointError("the folder is not a mirror of the channel", file=folder)

@@ -104,7 +104,7 @@ class FileSource:
 def _cannot_open(path: Path, error: OSError) -> WeightcastError:
     if error.errno == errno.ELOOP:
         hint = "Links are not followed; copy the files themselves, as `cp -rL` does."
-        return CheckpointError("a symbolic link stands where a file should be", file=str(path), hint=hint)
+        return CheckpointError("expected a file, found a symbolic link", file=str(path), hint=hint)
     hints = {errno.ENOENT: "Check the path.", errno.ENOTDIR: "Check the path.", errno.EACCES: "Check its permissions."}
     return CheckpointError(f"cannot open: {error.strerror}", file=str(path), hint=hints.get(error.errno or 0))
 

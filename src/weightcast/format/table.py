@@ -65,7 +65,7 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
 def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: int | None) -> tuple[Row, ...]:
     """Read a table of ``size`` bytes with one row per digest; `FormatError` for anything that does not add up.
 
-    ``block_bytes`` is the size of all blocks together, or None where the codec has none.
+    ``block_bytes`` is the size of all blocks together, or None for a codec without blocks.
     """
     if not 0 <= size <= MAX_TABLE:
         raise FormatError(f"the table says it has {size} bytes, over the limit of {MAX_TABLE}")
@@ -186,12 +186,12 @@ def _skips(ordinals: list[int]) -> list[int]:
 
 
 class _Numbers:
-    """All varints of a byte string, taken in order; no more than ``most`` of them, lest memory follow a lie."""
+    """All varints of a byte string, in order; at most ``most`` of them, so that a lie cannot take memory."""
 
     def __init__(self, data: bytes, most: int):
         raw = np.frombuffer(data, np.uint8)
         if np.count_nonzero(raw < 128) > most:
-            raise FormatError("the table goes on behind its last row")
+            raise FormatError("the table continues after its last row")
         ends = np.flatnonzero(raw < 128)
         if raw.size and (ends.size == 0 or ends[-1] != raw.size - 1):
             raise FormatError("a number in the table is cut off or too large")
@@ -214,4 +214,4 @@ class _Numbers:
 
     def done(self) -> None:
         if self._at != self._values.size:
-            raise FormatError("the table goes on behind its last row")
+            raise FormatError("the table continues after its last row")

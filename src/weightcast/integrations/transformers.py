@@ -29,21 +29,21 @@ class WeightcastCallback(TrainerCallback):
     >>> trainer = Trainer(model, args, train_dataset=dataset, callbacks=[callback])     # doctest: +SKIP
     >>> trainer.train()                                                                 # doctest: +SKIP
 
-    When training begins, the channel is taken up where it is, or begun with the whole model: with many processes the
-    others wait for that upload, so begin a large one with `weightcast init`. Every so many optimizer steps the weights
-    are published, and once more at the end if the model is not what was published last. Each call of `train` has a
-    `Publisher` of its own; the process of rank 0 publishes, the others do nothing.
+    When training begins, the publisher continues the channel at its head, or begins it with the whole model: with
+    many processes the others wait for that upload, so begin a large one with `weightcast init`. Every so many
+    optimizer steps the weights are published, and once more at the end if the model is not what was published last.
+    Each call of `train` has a `Publisher` of its own; the process of rank 0 publishes, the others do nothing.
 
-    Training waits until it is known what changed, never for the bucket. Uploads that fail are tried again beside it;
-    what is still not in the bucket at the end makes `train` raise. By then the model is trained, the trainer's last
-    checkpoint is written, and whoever publishes next, publishes what is missing. What trying again cannot mend raises
-    at the next publish or log, as when another writer takes over the channel. Where training itself raises, what was
-    published goes on to the bucket as long as Python runs; a further `train` closes that and begins where it ended.
+    Training waits until it is known what changed, never for the bucket. Failed uploads are retried in the background;
+    if something is still not in the bucket at the end, `train` raises. By then the model is trained and the trainer's
+    last checkpoint is written, and the next publisher sends what is missing. An error that a retry cannot cure, such as
+    another writer on the channel, raises at the next publish or log. If training itself raises, uploads go on as long
+    as Python runs; the next `train` closes that publisher and continues where it ended.
 
     The trainer's logs of the loss also get `weightcast/version`, `weightcast/changed` (the fraction of the elements)
     and `weightcast/bytes` of the newest version that is in the bucket by then: `state.log_history` has them, and
-    callbacks behind this one see them. transformers puts those of ``report_to`` before it, so that they do not; they do
-    with ``report_to="none"`` and ``callbacks=[WeightcastCallback(…), WandbCallback()]``.
+    callbacks after this one see them. transformers puts those of ``report_to`` before it, so they do not; pass
+    ``report_to="none"`` and ``callbacks=[WeightcastCallback(…), WandbCallback()]`` instead.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WeightcastCallback(TrainerCallback):
     ):
         """Publish to ``channel`` whenever the number of optimizer steps is a multiple of ``every``.
 
-        All the others are those of `Publisher`.
+        The other arguments are those of `Publisher`.
         """
         if every < 1:
             raise UsageError(f"nothing can be published every {every} steps", hint="Pass every=1 or more.")
@@ -74,12 +74,12 @@ class WeightcastCallback(TrainerCallback):
 
     @property
     def publisher(self) -> Publisher | None:
-        """That of this training, or of the last one; None before the first, and where another process publishes."""
+        """The publisher of the current or the last training; None before the first, and in other processes."""
         return self._publisher
 
     @property
     def receipt(self) -> Receipt | None:
-        """Of the last publish of this training, or of the last one."""
+        """The receipt of the last publish in the current or the last training."""
         return self._receipt
 
     # -- what the trainer calls ----------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class WeightcastCallback(TrainerCallback):
             self._newest = self._underway.popleft().result()
 
     def _abandon(self) -> None:
-        """Close what a training that raised has left open: the trainer does not tell us of that."""
+        """Close what a training that raised has left open: the trainer makes no call then."""
         publisher, self._publisher = self._publisher, None
         self._receipt = self._newest = None
         self._underway.clear()
@@ -170,4 +170,4 @@ class WeightcastCallback(TrainerCallback):
         try:
             publisher.close()
         except WeightcastError as error:
-            _log.warning("the training before could not send all it published, this one begins with it: %s", error)
+            _log.warning("the last training could not send everything it published; this one sends the rest: %s", error)

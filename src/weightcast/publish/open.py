@@ -109,7 +109,7 @@ def _init(
 
 
 def _nothing_to_watch() -> None:
-    """Weights in memory belong to the caller: nobody else writes to them."""
+    """Weights in memory belong to the caller: no other process writes to them."""
 
 
 def commit_anchor(
@@ -229,7 +229,7 @@ def take_up(
     except NoRouteError as error:
         if isinstance(error.reason, UnreachableError):  # it may be reachable in a minute
             raise
-        return _begin_anew(chain, weights, Position(head.position.version + 1, fingerprint.digest), writer), None
+        return _commit_as_anchor(chain, weights, Position(head.position.version + 1, fingerprint.digest), writer), None
     held = Fingerprint(state.table, staged.fingerprint.digests) if staged else fingerprint
     found = resolve(held, compare(state, weights, ranked, workers))
     if found.reached.digest != fingerprint.digest:
@@ -243,7 +243,7 @@ def take_up(
     return head, Resolved(found.patch, found.ranks)
 
 
-def _begin_anew(chain: Chain, weights: Weights, position: Position, writer: str) -> Manifest:
+def _commit_as_anchor(chain: Chain, weights: Weights, position: Position, writer: str) -> Manifest:
     with scratch() as folder:
         save(weights, folder)
         return commit_anchor(chain, position, {SINGLE: folder / SINGLE}, None, writer)

@@ -1,7 +1,7 @@
 """What a publisher has under way, as states and events: no thread, no lock, no clock, no I/O.
 
 An update passes through `Scanned`, `Resolved`, `Encoded` and `Uploaded`; then it is committed. `Pipeline` knows which
-updates are where, which are merged, what is tried again after the store failed, and what each receipt is told. The
+updates are where, which are merged, what is tried again after the store failed, and how each receipt is resolved. The
 caller (`weightcast.publish.publisher`) does the work and reports each event.
 """
 
@@ -39,12 +39,12 @@ class Scanned:
 class Resolved:
     """A patch, and the receipts of every `publish` that it carries.
 
-    Without receipts it is *owed*: nobody has published it yet, so it waits to be merged into the first that is.
+    Without receipts it is *owed*: not published yet, so it waits to be merged into the first update that is.
     """
 
     patch: Patch
     ranks: Mapping[str, Ranks] | None
-    """What `banded` needs; a merged patch has none."""
+    """What `banded` needs; None for a merged patch."""
     step: int | None = None
     receipts: tuple[Receipt, ...] = ()
     label: str | None = None
@@ -125,7 +125,7 @@ class Pipeline:
         """What ended it for good."""
         self.is_closing = False
         self.is_heard = False
-        """Whether the caller has been told what ended it."""
+        """Whether what ended it was raised to the caller."""
         self._scanned: deque[Scanned] = deque()
         self._merging: Resolved | None = None
         self._waiting = owed
@@ -176,7 +176,7 @@ class Pipeline:
     def resolved(self, update: Resolved) -> None:
         """The first scan is resolved, and merged with what `begin_merge` gave."""
         self._merging = None
-        if self.ended is not None:  # its receipts have been told
+        if self.ended is not None:  # its receipts have failed already
             return
         self._scanned.popleft()
         self._waiting = update
@@ -259,7 +259,7 @@ class Pipeline:
         self.end(error)
 
     def end(self, error: BaseException) -> None:
-        """Nothing can be published any more: every receipt is told, but for what is being sent, which may succeed."""
+        """Nothing can be published any more: every receipt fails, except for what is being sent, which may succeed."""
         if self.ended is None:
             self.ended = error
         parts = [part for part in (self._failed, self._merging, self._waiting) if part is not None]

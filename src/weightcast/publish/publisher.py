@@ -1,6 +1,6 @@
 """The publisher: detects changes now, encodes and commits them in the background.
 
-Which update is where, and what each receipt is told, is decided in `weightcast.publish.pipeline`. Here are the threads
+`weightcast.publish.pipeline` decides which update is where, and how each receipt is resolved. Here are the threads
 around it: the trainer's, which scans; one that resolves scans; one that encodes, uploads and commits.
 """
 

@@ -95,7 +95,7 @@ def _expanded(path: str) -> Path:
 
 
 def _refuse_slip(url: str) -> None:
-    """`UsageError` for what would be taken for a path and is none."""
+    """`UsageError` for text that is neither a known address nor meant as a path."""
     if not url or "\0" in url:
         raise UsageError("no bucket is named", hint=_EXAMPLES)
     scheme, colon, rest = url.partition(":")

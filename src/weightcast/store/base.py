@@ -55,15 +55,15 @@ class Store(Protocol):
         ...
 
 
-Told = Callable[[str], None]
+Stored = Callable[[str], None]
 
 
 @runtime_checkable
 class Batching(Protocol):
     """A store that takes or removes many objects with few requests."""
 
-    def put_all(self, objects: Mapping[str, Data], told: Told) -> None:
-        """`put` for each of ``objects``, in any order; ``told`` is called with the key of each that is there."""
+    def put_all(self, objects: Mapping[str, Data], stored: Stored) -> None:
+        """`put` for each of ``objects``, in any order; ``stored`` is called with the key of each that is durable."""
         ...
 
     def delete_all(self, keys: Collection[str]) -> None:
@@ -71,14 +71,14 @@ class Batching(Protocol):
         ...
 
 
-def put_all(store: Store, objects: Mapping[str, Data], told: Told = lambda key: None) -> None:
+def put_all(store: Store, objects: Mapping[str, Data], stored: Stored = lambda key: None) -> None:
     """`put` for each of ``objects``, with as few requests as the store can do it."""
     if isinstance(store, Batching):
-        store.put_all(objects, told)
+        store.put_all(objects, stored)
         return
     for key, data in objects.items():
         store.put(key, data)
-        told(key)
+        stored(key)
 
 
 def delete_all(store: Store, keys: Collection[str]) -> None:
@@ -134,7 +134,7 @@ def check_key(key: str) -> str:
     """The key, if it is one; `UsageError` otherwise."""
     if not is_key(key):
         hint = "A key is made of parts joined by `/`; none is empty, begins with a dot, or has control characters."
-        raise UsageError(f"no name for an object: {key[:100]!r}", hint=hint)
+        raise UsageError(f"not the key of an object: {key[:100]!r}", hint=hint)
     return key
 
 
@@ -142,19 +142,19 @@ def check_prefix(prefix: str, after: str = "") -> str:
     """The prefix, if a key can begin with it, and with ``after``; `UsageError` otherwise."""
     for beginning in (prefix, after):
         if not is_key(beginning) and not is_key(beginning + "_"):
-            raise UsageError(f"no key begins with that: {beginning[:100]!r}", hint="List by the beginning of a key.")
+            raise UsageError(f"not the beginning of a key: {beginning[:100]!r}", hint="List by the beginning of a key.")
     return prefix
 
 
 _MAX_RANGE = (1 << 63) - 1
-"""What systems count bytes with."""
+"""The largest offset of a file."""
 
 
 def check_range(start: int, length: int | None) -> None:
     """`UsageError` unless the range counts from the beginning, and no further than an object can be long."""
     if not 0 <= start <= _MAX_RANGE or not 0 <= (length or 0) <= _MAX_RANGE:
         hint = "Start and length are at least 0 and below 2^63."
-        raise UsageError(f"no range of bytes: {start} and {length} from there", hint=hint)
+        raise UsageError(f"not a range of bytes: {start} and {length} from there", hint=hint)
 
 
 def open_data(path: Path) -> BinaryIO:
@@ -162,7 +162,7 @@ def open_data(path: Path) -> BinaryIO:
     try:
         return path.open("rb", buffering=0)
     except OSError as error:
-        raise UsageError(f"cannot read what shall be stored: {error.strerror}", file=str(path)) from error
+        raise UsageError(f"cannot read the file to store: {error.strerror}", file=str(path)) from error
 
 
 def size_of(data: Data) -> int:

@@ -192,9 +192,9 @@ class StoreContract:
         (tmp_path / "file").write_bytes(b"file")
         objects: dict[str, Data] = {f"{place}{i:02}": str(i).encode() for i in range(30)}
         objects |= {place + "a/b": b"", place + "file": tmp_path / "file"}
-        told: list[str] = []
-        put_all(store, objects, told.append)
-        assert sorted(told) == sorted(objects)
+        stored: list[str] = []
+        put_all(store, objects, stored.append)
+        assert sorted(stored) == sorted(objects)
         assert self.keys(store, place) == sorted(objects)
         assert store.get(place + "07") == b"7"
         assert store.get(place + "file") == b"file"

@@ -63,7 +63,7 @@ def _is_no_bucket(error: Exception) -> bool:
 
 
 def _is_second_hand(error: Exception) -> bool:
-    """Whether it tells of what happened to another download: one that fails takes along all of its group."""
+    """Whether it reports the failure of another download: one that fails ends all of its group."""
     return "Previous task error" in str(error)
 
 
@@ -93,7 +93,7 @@ def _silence(error: Exception) -> tuple[type[StoreError], str, str | None]:
     """There was no answer, or none that is understood."""
     name, text = type(error).__name__, str(error).lower()
     if name == "OfflineModeIsEnabled":
-        return StoreError, "huggingface_hub is told to stay offline", "Unset HF_HUB_OFFLINE."
+        return StoreError, "huggingface_hub is in offline mode", "Unset HF_HUB_OFFLINE."
     for mark, problem, hint in _CAUSES:
         if mark in text:
             return UnreachableError, problem, hint

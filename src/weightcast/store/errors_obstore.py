@@ -68,7 +68,7 @@ _CAUSES: list[tuple[str, str, str]] = [
     ("InvalidContentType", "the endpoint does not speak TLS", "Check `http` or `https` in the endpoint."),
     ("kind: Timeout", "the store did not answer in time", "Check the link, the endpoint and the proxy."),
     ("TimedOut", "the store did not answer in time", "Check the link, the endpoint and the proxy."),
-    ("NetworkUnreachable", "there is no way to the endpoint's network", "Check the link."),
+    ("NetworkUnreachable", "no route to the endpoint's network", "Check the link."),
 ]
 
 _LOGIN_FAILURES = (

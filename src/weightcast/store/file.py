@@ -166,7 +166,7 @@ class FileStore:
             os.close(fd)
 
     def _enter(self, folders: Sequence[str], enter: Callable[[int], R], upload: _Upload, key: str) -> R:
-        """Give a file its name in a folder, durably. The folder is made again if a `delete` took it for deserted."""
+        """Give a file its name in a folder, durably. The folder is made again if a `delete` removed it as empty."""
         for _ in range(_TRIES):
             try:
                 with self._folder(folders, make=True) as folder:
@@ -220,7 +220,7 @@ class FileStore:
                         raise
 
     def _removed(self, key: str) -> UnreachableError:
-        problem = f"somebody removed the upload's temporary file from {_TEMPORARY} while it was written"
+        problem = f"another process removed the upload's temporary file from {_TEMPORARY} while it was written"
         hint = (
             f"Check what cleans up in {self._root / _TEMPORARY}, a `reset` or `gc` of the channel included; try again."
         )

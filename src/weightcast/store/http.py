@@ -1,4 +1,4 @@
-"""A channel behind a web server: read-only, and listed by an index that the publisher keeps there."""
+"""A channel on a web server: read-only, listed by an index that the publisher keeps there."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class HttpStore:
     def _body(self, answer: Any, key: str, start: int, length: int | None) -> bytes:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             hint = "Turn compression off for this folder of the web server."
-            raise StoreError("the web server changes the bytes on their way", url=self.url, key=key, hint=hint)
+            raise StoreError("the web server changes the bytes it sends", url=self.url, key=key, hint=hint)
         if answer.status != http.client.PARTIAL_CONTENT:
             _skip(answer, start)  # the server does not know ranges, as Python's own
         elif not _is_range(answer.headers.get("Content-Range", ""), start, length):
@@ -153,7 +153,7 @@ def _address_of(url: str) -> str:
 
 
 def read_index(data: bytes) -> list[Listed]:
-    """The objects that an index names, in the order of their keys; `FormatError` if it is none."""
+    """The objects that an index names, in the order of their keys; `FormatError` if it is invalid."""
     if len(data) > MAX_INDEX:
         raise FormatError(f"the index has more than {MAX_INDEX} bytes")
     index = parse_json(data, "index")
@@ -169,7 +169,7 @@ def read_index(data: bytes) -> list[Listed]:
 
 def _row(row: Any) -> Listed:
     if not isinstance(row, list) or len(row) != 3:
-        raise FormatError("a row of the index has not three fields")
+        raise FormatError("a row of the index does not have three fields")
     key, size, modified = row
     if not isinstance(key, str) or not is_key(key):
         raise FormatError("a row of the index has no key")

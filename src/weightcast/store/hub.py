@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weightcast.disk.durable import Report, silent
 from weightcast.errors import UnreachableError, UsageError, WeightcastError
-from weightcast.store.base import Data, Listed, Told, check_key, check_prefix, check_range, is_key, size_of
+from weightcast.store.base import Data, Listed, Stored, check_key, check_prefix, check_range, is_key, size_of
 from weightcast.store.errors_hub import is_not_there, translated
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class HubStore:
         self._folder = f"{folder}/" if folder else ""
         self._url = f"hf://buckets/{self._bucket}/{folder}".rstrip("/")
         self._hub = library()
-        self._api, self._telling = (_connect(told) for told in (silent, report))
+        self._api, self._reporting = map(_connect, (silent, report))
         self._groups: dict[int, Any] = {}
 
     @property
@@ -74,7 +74,7 @@ class HubStore:
                 raise UnreachableError("the object breaks off", url=self.url, key=key, hint=hint)
         except BaseException:
             if self._groups.get(pid) is group:
-                self._groups.pop(pid, None)  # after an error a group has nothing but that error for anybody
+                self._groups.pop(pid, None)  # after an error, every call of the group fails with it
             raise
         return data
 
@@ -87,11 +87,11 @@ class HubStore:
         )
 
     def put(self, key: str, data: Data) -> None:
-        api = self._telling if size_of(data) >= _LARGE else self._api
+        api = self._reporting if size_of(data) >= _LARGE else self._api
         with asking("write", self._url, check_key(key)):
             api.batch_bucket_files(self._bucket, add=[(_source(data), self._folder + key)])
 
-    def put_all(self, objects: Mapping[str, Data], told: Told) -> None:
+    def put_all(self, objects: Mapping[str, Data], stored: Stored) -> None:
         """Small ones go together; large ones alone, so that one that fails does not take the others along."""
         small = {key: data for key, data in objects.items() if size_of(data) < _LARGE}
         if small:
@@ -101,7 +101,7 @@ class HubStore:
         for key in objects:
             if key not in small:
                 self.put(key, objects[key])
-            told(key)
+            stored(key)
 
     def create(self, key: str, data: Data) -> bool:
         """Overwrites an existing object: the Hub has no conditional write."""
@@ -222,8 +222,8 @@ def _session(pid: int) -> Any:
 def _connect(report: Report) -> HfApi:
     """A client that tells ``report`` how an upload goes on, and draws nothing.
 
-    huggingface_hub's switch for its bars is one for the whole process, which may be somebody's trainer. So this goes
-    by an argument of its own; a release that has none of that name would only draw its bars again.
+    huggingface_hub's switch for progress bars is global to the process, which may be a trainer. This uses an argument
+    of its own instead; a release without that argument would only draw its bars again.
     """
     plain: Any = library().HfApi
 

@@ -91,7 +91,7 @@ class ObjectStore:
             except obstore.exceptions.AlreadyExistsError as error:
                 if status_of(error) == 409:  # two at once, and perhaps neither of them won
                     raise UnreachableError(
-                        "another write to the object got in the way", url=self.url, key=key
+                        "another writer wrote the object at the same time", url=self.url, key=key
                     ) from None
                 return False
             return True

@@ -1,4 +1,4 @@
-"""What a store is asked before it is relied on."""
+"""What a store guarantees, found out by trying it."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def clock(store: Store) -> float:
             return listed.modified
     finally:
         _forget(store, key)
-    hint = "Try again; a store whose listings lag behind its writes is not supported."
+    hint = "Try again; a store whose listings lag after writes is not supported."
     raise UnreachableError("an object just written is not listed", url=store.url, key=key, hint=hint)

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 
 from weightcast.errors import UsageError
 from weightcast.store.backoff import CLOCK, Clock
-from weightcast.store.base import Data, Listed, Store, Told, debris, delete_all, discard_debris, put_all, size_of
+from weightcast.store.base import Data, Listed, Store, Stored, debris, delete_all, discard_debris, put_all, size_of
 
 _NEVER = threading.Event()
 
 
 class Allowance:
-    """Bytes that may be moved by now: it grows with time and may be overdrawn, and who finds it so waits."""
+    """Bytes that may be moved by now: it grows with time and may be overdrawn; callers wait until it is not."""
 
     def __init__(self, rate: float, clock: Clock = CLOCK):
         """``rate`` is in bytes per second."""
@@ -76,9 +76,9 @@ class Limited:
     def delete(self, key: str) -> None:
         self.store.delete(key)
 
-    def put_all(self, objects: Mapping[str, Data], told: Told) -> None:
+    def put_all(self, objects: Mapping[str, Data], stored: Stored) -> None:
         self._pay_for(*objects.values())
-        put_all(self.store, objects, told)
+        put_all(self.store, objects, stored)
 
     def delete_all(self, keys: Collection[str]) -> None:
         delete_all(self.store, keys)

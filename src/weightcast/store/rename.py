@@ -2,7 +2,7 @@
 
 A hard link does that on nearly every file system. Where there are none (FAT, exFAT, some FUSE and SMB mounts), Linux
 has a rename that refuses to replace. Nothing else is safe: a lock or a claim beside the name either blocks the name
-for ever when its owner dies, or has to be broken, and then an owner that was only slow replaces what others created.
+forever if its owner dies, or has to be broken, and then an owner that was only slow replaces what others created.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rename_exclusively(source: str, source_folder: int, target: str, target_fold
 
 @cache
 def _renameat2() -> Any:
-    """The C library's `renameat2`; None where it has none."""
+    """The C library's `renameat2`; None if it is missing."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if function is not None:
         function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)

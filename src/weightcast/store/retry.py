@@ -17,7 +17,7 @@ from weightcast.store.base import (
     Data,
     Listed,
     Store,
-    Told,
+    Stored,
     check_prefix,
     check_range,
     debris,
@@ -96,15 +96,15 @@ class Patient:
     def delete(self, key: str) -> None:
         return self._try(lambda: self.store.delete(key), 0, key)
 
-    def put_all(self, objects: Mapping[str, Data], told: Told) -> None:
+    def put_all(self, objects: Mapping[str, Data], stored: Stored) -> None:
         """One attempt for all of them where the store takes them together, else one for each."""
         store = self.store
         if isinstance(store, Batching):
-            self._try(lambda: store.put_all(objects, told), sum(map(size_of, objects.values())), None)
+            self._try(lambda: store.put_all(objects, stored), sum(map(size_of, objects.values())), None)
             return
         for key, data in objects.items():
             self.put(key, data)
-            told(key)
+            stored(key)
 
     def delete_all(self, keys: Collection[str]) -> None:
         store = self.store

@@ -98,7 +98,7 @@ class Coordinates:
     pieces: tuple[Piece, ...]
     made: tuple[Made, ...]
     aliases: Mapping[str, str]
-    """Alias to name: the other names of tied tensors of a plain module. A checkpoint of transformers has none."""
+    """Alias to name: the other names of tied tensors of a plain module. Empty for a transformers model."""
     model: nn.Module
     """The model without its wrappers."""
 
@@ -207,7 +207,7 @@ def _live_tensors(model: nn.Module) -> Tensors:
     for name, tensor in live.items():
         if id(tensor) not in own:
             hint = "weightcast follows parameters and buffers; take other state out of state_dict()."
-            raise UsageError("an entry of state_dict() is no parameter or buffer", tensor=name, hint=hint)
+            raise UsageError("an entry of state_dict() is not a parameter or buffer", tensor=name, hint=hint)
         _refuse_unfit(name, tensor)
     return live
 

@@ -42,7 +42,7 @@ _CHECK_EVERY = 50
 """On a CPU the live model is digested at every so many publishes; on a device at each one."""
 
 _OWED = 64
-"""Deliveries whose gains may be on their way; older ones have long arrived."""
+"""Deliveries whose gains may still be in transit; older ones have arrived."""
 
 _HOST_BATCH = 1 << 26
 """Elements of a host copy that are brought to the device at a time."""
@@ -71,7 +71,7 @@ def watch(
 
 
 def _innermost(optimizer: object) -> Optimizer:
-    """The optimizer that has step hooks: accelerate's wrapper has none of its own."""
+    """The optimizer that has step hooks: accelerate's wrapper does not."""
     if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
         return optimizer
     inner = getattr(optimizer, "optimizer", None)

@@ -113,7 +113,7 @@ class Streamed:
             return self._given[name]
         own = DTYPES.get(tensor.dtype)
         if own is None:
-            raise UsageError(f"{tensor.dtype} is no dtype of the format", tensor=name)
+            raise UsageError(f"{tensor.dtype} is not a dtype of the format", tensor=name)
         return TensorSpec(name, self._wire if own == "F32" and self._wire else own, tuple(tensor.shape))
 
 

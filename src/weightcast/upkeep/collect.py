@@ -1,8 +1,8 @@
-"""Deleting what nobody needs: take stock, decide (`retention`), delete in an order that no reader can notice.
+"""Deleting what is no longer needed: take stock, decide (`retention`), delete in an order that no reader notices.
 
-A manifest goes first. Its objects are written on a list that ages by the store's clock, and go once the list is a grace
-period old: whoever read the manifest just before has that long to fetch them. Each object is looked at once more right
-before it goes, since taking stock of a large channel takes long.
+Manifests are deleted first. Their objects are put on a list that ages by the store's clock, and are deleted once the
+list is a grace period old: a reader that has just read a manifest has that long to fetch them. Each object is checked
+again right before it is deleted, since taking stock of a large channel takes long.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Collected:
     kept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Every version that stays, with the reasons."""
     debris: tuple[str, ...] = ()
-    """Uploads that were interrupted, and left bytes that are no objects."""
+    """Interrupted uploads, whose bytes are not objects."""
     ignored_pins: tuple[int, ...] = ()
-    """Pins of versions that are not there: they hold nothing."""
+    """Pins of versions that do not exist: they keep nothing."""
     ignored_tags: tuple[str, ...] = ()
-    """Tags of versions that are not there."""
+    """Tags of versions that do not exist."""
     damage: tuple[str, ...] = ()
-    """Why no version and no object of one goes: what cannot be reached, and what is missing for it."""
+    """Why no version and none of its objects may be deleted: what cannot be reached, and what is missing for it."""
 
 
 def take_stock(chain: Chain, now: float) -> Stock:
@@ -97,7 +97,7 @@ def take_stock(chain: Chain, now: float) -> Stock:
         if problem is None:
             stock.sort(edge, sizes, age)
         else:
-            stock.problems.append(problem)  # no way, and nothing to delete either
+            stock.problems.append(problem)  # neither an edge nor garbage
     for listed in chain.store.list(PROBES):
         stock.orphan({listed.key: listed.size}, now - listed.modified)
     stock.replicas = tuple((beat.position.version, now - when) for beat, when in heartbeats(chain))
@@ -111,8 +111,9 @@ def take_stock(chain: Chain, now: float) -> Stock:
 
 
 def _committed(chain: Chain, versions: Iterable[int]) -> tuple[dict[int, Manifest], list[str]]:
-    """The manifests themselves, since names alone do not tell a way from what a writer left that was outrun, or died;
-    and what is wrong with those that cannot be read.
+    """The manifests, and what is wrong with those that cannot be read.
+
+    Keys alone do not distinguish an edge from what a writer that lost a race, or died, has left.
     """
 
     def read(version: int) -> Manifest | str | None:
@@ -131,7 +132,7 @@ def _committed(chain: Chain, versions: Iterable[int]) -> tuple[dict[int, Manifes
 
 @dataclass
 class Stock:
-    """Sorts what is found into ways, what was one, and what never was; what is damaged is left alone."""
+    """Sorts objects into edges, spent edges and orphans; damaged ones are left alone."""
 
     newest: int
     ages: dict[int, float]
@@ -141,21 +142,21 @@ class Stock:
     seen: dict[str, int] = field(default_factory=dict)
     """Sizes of all objects that a manifest may name."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Sizes of those that may go."""
-    ways: list[Kept] = field(default_factory=list)
+    """Sizes of those that may be deleted."""
+    edges: list[Kept] = field(default_factory=list)
     spent: list[Kept] = field(default_factory=list)
     orphans: list[tuple[str, float]] = field(default_factory=list)
     replicas: tuple[tuple[int, float], ...] = ()
     pins: frozenset[int] = frozenset()
     tags: dict[int, tuple[str, ...]] = field(default_factory=dict)
     bad_tags: list[str] = field(default_factory=list)
-    """Tags that cannot be read: nobody knows which versions they keep."""
+    """Tags that cannot be read: which versions they keep is unknown."""
     now: float = 0.0
 
     def sort(self, edge: Edge, sizes: dict[str, int], age: float) -> None:
         self.seen |= sizes
         if edge.result > self.newest:
-            return  # it may be committed at any moment; once the head has passed it, it is a way or an orphan
+            return  # it may be committed at any moment; once the head has passed it, it is an edge or an orphan
         self.sizes |= sizes
         manifest = self.committed.get(edge.result)
         unfinished = edge.base is None and edge.record not in sizes
@@ -164,32 +165,32 @@ class Stock:
         elif unfinished or not leads_to_commit(edge, manifest):
             self.orphan(sizes, age)
         elif manifest is None or manifest.object.key != edge.key or manifest.object.size == edge.nbytes:
-            self.ways.append(Kept(edge, age))
+            self.edges.append(Kept(edge, age))
 
     def orphan(self, sizes: dict[str, int], age: float) -> None:
         self.sizes |= sizes
         self.orphans += [(key, age) for key in sizes]
 
     def inventory(self) -> Inventory:
-        """For `collectable`. A pin of a version that is not there can be kept by nothing: it does not count."""
+        """The input of `collectable`; without pins and tags of versions that do not exist."""
         pinned = self.pins & self.ages.keys()
         tagged = {version: names for version, names in self.tags.items() if version in self.ages}
-        ways, spent, orphans = tuple(self.ways), tuple(self.spent), tuple(self.orphans)
-        return Inventory(self.newest, self.ages, ways, orphans, pinned, self.replicas, spent, tagged, self.now)
+        edges, spent, orphans = tuple(self.edges), tuple(self.spent), tuple(self.orphans)
+        return Inventory(self.newest, self.ages, edges, orphans, pinned, self.replicas, spent, tagged, self.now)
 
     def damage(self, unreachable: tuple[int, ...]) -> tuple[str, ...]:
-        """Why nothing may go: one line for each thing that is not there, or not as it should be."""
+        """Why nothing may be deleted: one line for each object that is missing or damaged."""
         if not unreachable:
             return tuple(self.bad_tags)
         more = f" nor to {len(unreachable) - 1:,} others" if len(unreachable) > 1 else ""
-        found = [f"no way leads to version {unreachable[0]}{more}"]
+        found = [f"no route leads to version {unreachable[0]}{more}"]
         for manifest in self.committed.values():
             ref = manifest.object
             if ref.key not in self.seen:
                 found.append(f"{ref.key} is missing")
             elif self.seen[ref.key] != ref.size:
                 found.append(f"{ref.key} has {self.seen[ref.key]} bytes, its manifest says {ref.size}")
-        if not any(kept.edge.base is None for kept in self.ways):
+        if not any(kept.edge.base is None for kept in self.edges):
             found.append("no whole anchor is left")
         return (*found, *self.problems, *self.bad_tags)
 
@@ -228,13 +229,13 @@ def _anchors(chain: Chain, now: float) -> Iterator[tuple[Edge, dict[str, int], f
 
 
 def _is_reference(folder: str, sizes: Collection[str]) -> bool:
-    """Whether an anchor has no file of a checkpoint here: its record, and a copy of the channel's, are none."""
+    """Whether an anchor's folder holds no checkpoint file: only its record and the copy of the channel's."""
     return folder + RECORD in sizes and not set(sizes) - {folder + RECORD, folder + CHANNEL_COPY}
 
 
 def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collected:
-    """Delete what nobody needs any more; with ``dry_run`` only say what that is."""
-    unfinished = debris(chain.store)  # before anything is written: a folder sweeps its old ones then
+    """Delete what is no longer needed; with ``dry_run`` only report it."""
+    unfinished = debris(chain.store)  # before anything is written: a write to a folder removes old ones
     now = _now(chain, dry_run)
     stock = take_stock(chain, now)
     garbage = collectable(stock.inventory(), policy)
@@ -243,7 +244,7 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
     objects = _keys_of(garbage, stock.sizes)
     lists = _doomed(chain)
     ripe = {key for listed, keys in lists.items() if now - listed.modified >= policy.grace for key in keys}
-    # A list is as old as the listing it was made from: only what is still garbage goes.
+    # A list may be out of date: delete only what is still garbage.
     gone = list(
         dict.fromkeys([*(key for key in objects if key in ripe), *garbage.orphans, *_silent(chain, policy, now)])
     )
@@ -277,14 +278,14 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
 
 
 def _silent(chain: Chain, policy: Retention, now: float) -> Iterator[str]:
-    """Heartbeats of replicas that nobody waits for any more: machines come and go, and each has a name of its own."""
+    """Heartbeats of replicas that stopped reporting: machines come and go, each with a name of its own."""
     for listed in chain.store.list(REPLICAS):
         if now - listed.modified >= max(policy.window, policy.patience, policy.grace):
             yield listed.key
 
 
 def _doom(chain: Chain, garbage: Garbage, objects: list[str]) -> None:
-    """Delete manifests; their objects are written on a list first, and go a grace period later."""
+    """Delete manifests, after putting their objects on a list; those are deleted a grace period later."""
     if objects:
         chain.store.put(f"{DOOMED}{uuid.uuid4().hex}.json", json.dumps(objects).encode())
     delete_all(chain.store, _manifests(chain, set(garbage.manifests)) if garbage.manifests else [])
@@ -293,10 +294,10 @@ def _doom(chain: Chain, garbage: Garbage, objects: list[str]) -> None:
 def _delete_old(chain: Chain, keys: list[str], now: float, policy: Retention) -> list[str]:
     """Delete those of ``keys`` that are still as old as they were when stock was taken; returns which.
 
-    Somebody may go on with an upload that looked abandoned: its files are young now, or its anchor has its record. No
-    store has a delete that is refused for an object written meanwhile, so what is written between this look and the
-    delete behind it, one request later, is still lost. An anchor's uploader looks at its files once more behind its
-    record, and sends again what is gone by then; only one that does all of that within this gap is left without them.
+    An upload that looked abandoned may have been resumed: its files are young now, or its anchor has its record. No
+    store has a conditional delete, so what is written between this check and the delete, one request later, is still
+    lost. The uploader of an anchor checks its files again after writing the record, and sends missing ones again; only
+    one that does all of that within this gap loses them.
     """
     groups: dict[str, list[str]] = {}
     for key in keys:
@@ -308,7 +309,7 @@ def _delete_old(chain: Chain, keys: list[str], now: float, policy: Retention) ->
         old = [key for key in members if key in ages and ages[key] >= policy.grace]
         if prefix.startswith(ANCHORS) and not _is_abandoned(prefix, members, ages, policy):
             continue
-        # An anchor without its record is none: the record goes first.
+        # Without its record it is not an anchor any more: delete the record first.
         records = [key for key in old if key.endswith(f"/{RECORD}")]
         for some in (records, [key for key in old if key not in records]):
             delete_all(chain.store, some)
@@ -317,7 +318,7 @@ def _delete_old(chain: Chain, keys: list[str], now: float, policy: Retention) ->
 
 
 def _is_abandoned(folder: str, members: Collection[str], ages: dict[str, float], policy: Retention) -> bool:
-    """Whether an anchor's folder is still what it was: none of its files is young, and no record came to it."""
+    """Whether an anchor's folder is still abandoned: no file is young, and no record was added."""
     finished = folder + RECORD in ages and folder + RECORD not in members
     return not finished and min(ages.values(), default=0.0) >= policy.grace
 
@@ -341,7 +342,7 @@ def _keys_of(garbage: Garbage, sizes: dict[str, int]) -> list[str]:
 
 
 def _doomed(chain: Chain) -> dict[Listed, list[str]]:
-    """The lists of what is to go, each with its keys."""
+    """The lists of what is to be deleted, each with its keys."""
     lists = {}
     for listed in chain.store.list(DOOMED):
         try:
@@ -353,7 +354,7 @@ def _doomed(chain: Chain) -> dict[Listed, list[str]]:
 
 
 def _now(chain: Chain, dry_run: bool) -> float:
-    """The store's time. Where we may not write, and need not, the time of its newest commit, which is no later."""
+    """The store's time. A dry run that may not write takes that of the newest commit, which is not later."""
     try:
         return clock(chain.store)
     except (AccessError, UnsupportedError):
@@ -363,7 +364,7 @@ def _now(chain: Chain, dry_run: bool) -> float:
 
 
 def reset(store: Store) -> int:
-    """Delete a channel, so that another can begin in its place; what says there is one goes last. Returns how much."""
+    """Delete a channel, so that another can begin in its place; its own record goes last. Returns the count."""
     count = 0
     for prefix in (MANIFESTS, PINS, TAGS, REPLICAS, DOOMED, SQUASHES, DELTAS, ANCHORS, PROBES, HEAD, WRITER, INDEX):
         keys = [listed.key for listed in store.list(prefix)]

@@ -1,4 +1,4 @@
-"""Our backend in a vLLM worker. Imported by vLLM, in its workers, and only where it was chosen."""
+"""The backend in a vLLM worker. vLLM imports this in its workers, and only if the backend was selected."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.worker.apply(update_info.message)
 
     def finish_weight_update(self) -> None:
-        """All is written when an update returns."""
+        """An update has written everything when it returns."""
 
     def shutdown(self) -> None:
         self.worker.close()

@@ -1,9 +1,9 @@
-"""What the backend has to know of vLLM: which releases, and how its CPU kernels keep weights.
+"""What the backend has to know about vLLM: supported releases, and how its CPU kernels store weights.
 
     --weight-transfer-config '{"backend": "weightcast"}'
 
-The entry point `weightcast_vllm.register` names the backend in every process of vLLM and touches nothing. All that is
-done to vLLM is done here, by the backend itself, in workers of an engine that chose it.
+The entry point `weightcast_vllm.register` registers the backend in every process of vLLM and changes nothing else. All
+changes to vLLM are made here, by the backend, in workers of an engine that selected it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 def refuse_other_vllm(version: str) -> None:
-    """`UsageError` for a vLLM whose interface we do not know."""
+    """`UsageError` for an unsupported release of vLLM."""
     if ".".join(version.split(".")[:2]) not in WORKS_WITH:
         known = ", ".join(f"{one}.x" for one in WORKS_WITH)
         hint = f"Install vLLM {known}, or a weightcast that knows vLLM {version}."
@@ -35,9 +35,9 @@ def refuse_other_vllm(version: str) -> None:
 
 
 def keep_plain_weights(model: torch.nn.Module, config: Any) -> None:
-    """Give linear layers their weights back, which vLLM has packed for its CPU kernels and dropped.
+    """Restore the weights of linear layers that vLLM has packed for its CPU kernels and dropped.
 
-    What it loads from now on in this process it leaves plain. The weights come from where the engine has them from.
+    Layers loaded later in this process stay unpacked. The weights are read from where the engine loaded them.
     """
     from vllm import _custom_ops as ops
     from vllm.config import set_current_vllm_config
@@ -66,7 +66,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def _allocate(module: torch.nn.Module) -> None:
-    """A weight as it was before vLLM packed it, with its loader; the values are not there yet."""
+    """A weight as it was before vLLM packed it, with its loader, but without its values."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
     from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
@@ -79,7 +79,7 @@ def _allocate(module: torch.nn.Module) -> None:
 
 
 def _load_again(model: Any, config: Any, parameters: set[str]) -> None:
-    """Load those tensors that go into some parameters, and no others: experts, for one, are packed by now."""
+    """Load only the tensors that go into these parameters: others, such as experts, are packed by now."""
     from vllm.model_executor.model_loader import get_model_loader
 
     loader = get_model_loader(config.load_config)

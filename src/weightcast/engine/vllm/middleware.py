@@ -4,11 +4,11 @@
 
 A request with ``x-weight-version-at-least: 41`` waits until the engine serves version 41 or a later one, for as many
 seconds as ``x-weight-version-wait`` says, and gets 503 otherwise. Every response carries ``x-weight-version``: the
-version when it began, and, if another was taken up before it was complete, that too (``40-41``). A stream is begun
-before it is complete, and names the first alone.
+version when it began and, if an update was applied before it was complete, the last one too (``40-41``). A stream sends
+its headers first, so it names only the version it began with.
 
-An engine that has just restarted serves no version until its agent has met it. Requests wait for that, a minute unless
-they say otherwise: a rollout from unknown weights is worth nothing to a trainer.
+An engine that has just restarted serves no version until its agent has connected. Requests wait for that, a minute
+unless they say otherwise: a trainer cannot use a rollout from unknown weights.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WeightVersions:
         return str(version)
 
     async def _recent(self, client: Any) -> str:
-        """The version, at most a moment old: however many requests wait, the engine is asked once."""
+        """The version, at most a moment old: the engine is asked once for all requests that wait."""
         async with self._asking:
             now = asyncio.get_running_loop().time()
             if now - self._asked >= _EVERY:
@@ -81,7 +81,7 @@ class WeightVersions:
 
 
 def _as_number(version: str) -> int:
-    """-1 for an engine at no version of a channel: its name is not a number."""
+    """The version's number; -1 for an engine that serves no version of a channel."""
     return int(version) if version.isascii() and version.isdigit() else -1
 
 

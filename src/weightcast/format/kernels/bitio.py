@@ -10,7 +10,7 @@ from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.lanes import load_word, store_word, trailing_zeros
 
 SLACK = 32
-"""Bytes a buffer needs behind its last bit."""
+"""Bytes a buffer needs after its last bit."""
 
 UNARY_LIMIT = 24
 """A quotient of this many ones is an escape: the value follows as it is."""

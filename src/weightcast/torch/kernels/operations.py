@@ -189,8 +189,8 @@ def _choose(
         return cost[m] - cost[m - c] - cost[f] - cost[c - f]
 
     while True:
-        behind = torch.where(active, key, 256).flip(1).cummin(1).values.flip(1)
-        follower = torch.cat([behind[:, 1:], torch.full_like(behind[:, :1], 256)], 1)
+        following = torch.where(active, key, 256).flip(1).cummin(1).values.flip(1)
+        follower = torch.cat([following[:, 1:], torch.full_like(following[:, :1], 256)], 1)
         paired, other = active & (follower < 256), follower.clamp(max=255)
         counts = members, changed, far
         both = tuple(torch.where(paired, count + count.gather(1, other), 0) for count in counts)
