@@ -95,7 +95,7 @@ resource.setrlimit(resource.RLIMIT_AS, (size + {HEADROOM}, size + {HEADROOM}))
 target, *patches = map(Path, sys.argv[1:])
 for run in [lambda p=p: apply_in_place(p, target) for p in patches] or [lambda: resume(target)]:
     try:
-        kind, text = "accepted", run().position
+        kind, text = "accepted", run().digest
     except (weightcast.WeightcastError, MemoryError, LookupError) as error:
         kind, text = type(error).__name__, str(error)
     print(json.dumps([kind, text]), flush=True)
