@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cli_world import refused, run
 from commands import at_once, weightcast
 from offline_pairs import Pair, contents, read, same, states, write_sharded, write_single
 
@@ -107,12 +108,47 @@ def test_forced_output_replaces_a_checkpoint_folder_and_no_other(sharded: Pair, 
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("train")
     apply = ("apply", sharded.patch, sharded.old, "--force", "-o")
-    done, refused = at_once((*apply, tmp_path / "out"), (*apply, tmp_path / "notes"))
+    done, kept = at_once((*apply, tmp_path / "out"), (*apply, tmp_path / "notes"))
     assert done.code == 0
     assert same(read(tmp_path / "out"), states()[1])
-    assert refused.code == USAGE
-    assert "not a file or a checkpoint folder" in refused.complaint
+    assert kept.code == USAGE
+    assert "not a file or a checkpoint folder" in kept.complaint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "out"]
+
+
+def test_force_replaces_its_own_earlier_output(sharded: Pair, tmp_path: Path) -> None:
+    target = Path(shutil.copytree(sharded.old, tmp_path / "target"))
+    (target / "modeling.py").write_text("code")
+    for _ in range(2):
+        assert run("apply", sharded.patch, target, "-o", tmp_path / "out", "--force").code == 0
+    assert same(read(tmp_path / "out"), states()[1])
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".git/HEAD", "runs/log.txt", "optimizer.pt", "step.safetensors"])
+def test_force_does_not_replace_a_folder_that_holds_more_than_a_checkpoint(
+    single: Pair, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    write_single(out / "model.safetensors", states()[0])
+    (out / name).write_text("precious")
+    line = refused(tmp_path, USAGE, "apply", single.patch, single.old, "-o", out, "--force")
+    assert f"(file {out / name})" in line
+
+
+def test_force_does_not_replace_a_folder_of_patches(single: Pair, tmp_path: Path) -> None:
+    shutil.copy(single.patch, tmp_path / "step.safetensors")
+    line = refused(tmp_path, USAGE, "apply", single.patch, single.old, "-o", tmp_path, "--force")
+    assert "not a file or a checkpoint folder" in line
+
+
+@pytest.mark.parametrize("inside", ["patch", "target"])
+def test_force_does_not_replace_a_folder_that_holds_an_input(single: Pair, tmp_path: Path, inside: str) -> None:
+    write_single(tmp_path / "model.safetensors", states()[1])
+    inputs = {"patch": single.patch, "target": single.old}
+    inputs[inside] = Path(shutil.copy(inputs[inside], tmp_path / "input.txt"))
+    line = refused(tmp_path, USAGE, "apply", inputs["patch"], inputs["target"], "-o", tmp_path, "--force")
+    assert "what it is made from" in line
 
 
 def test_failed_apply_leaves_what_force_would_replace(single: Pair, tmp_path: Path) -> None:

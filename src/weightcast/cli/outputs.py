@@ -10,8 +10,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from weightcast.disk.checkpoint import MIRROR
-from weightcast.errors import UsageError
+from weightcast.disk.checkpoint import MIRROR, Checkpoint
+from weightcast.disk.companions import is_companion
+from weightcast.errors import CheckpointError, FormatError, UsageError
+from weightcast.format.patchfile import METADATA_KEY
+from weightcast.format.safetensors import FileSource, open_container
 
 T = TypeVar("T")
 
@@ -19,22 +22,60 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what is there alre
 
 
 def check_output(out: Path, force: bool, inputs: Iterable[Path]) -> None:
-    """`UsageError` if ``out`` is one of the inputs, or exists and may not be replaced."""
-    if out.exists() and any(path.exists() and out.samefile(path) for path in inputs):
-        raise UsageError("the output would replace what it is made from", file=str(out), hint="Name another.")
+    """`UsageError` if ``out`` is or holds one of the inputs, or exists and may not be replaced."""
     if not out.exists() and not out.is_symlink():
         return
+    inputs = list(inputs)
+    if any(path.resolve().is_relative_to(out.resolve()) or _is_same(out, path) for path in inputs):
+        raise UsageError("the output would replace what it is made from", file=str(out), hint="Name another.")
     if not force:
         what = "folder" if out.is_dir() else "file"
         raise UsageError(f"the {what} exists already", file=str(out), hint="Name another, or replace it with --force.")
     if out.is_symlink() or not (out.is_file() or _is_checkpoint(out)):
         hint = "--force replaces files and checkpoint folders, nothing else."
         raise UsageError("this is not a file or a checkpoint folder", file=str(out), hint=hint)
+    if out.is_dir():
+        _refuse_others(out, inputs)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def _is_checkpoint(folder: Path) -> bool:
     """Whether a folder holds weights and is not a mirror."""
-    return not (folder / MIRROR).exists() and any(folder.glob("*.safetensors"))
+    return not (folder / MIRROR).exists() and bool(_weights_of(folder))
+
+
+def _weights_of(folder: Path) -> list[Path]:
+    """The files of the checkpoint in ``folder``; none if there is no checkpoint. A patch is not weights."""
+    try:
+        with Checkpoint(folder) as checkpoint:
+            files = checkpoint.files
+    except (CheckpointError, FormatError, UsageError):
+        return []
+    return [path for path in files if not _is_patch(path)]
+
+
+def _is_patch(path: Path) -> bool:
+    with FileSource(path) as source:
+        return METADATA_KEY in open_container(source).metadata
+
+
+def _refuse_others(out: Path, inputs: list[Path]) -> None:
+    """`UsageError` if the folder holds files that neither belong to its checkpoint nor are written again.
+
+    An apply copies all files of the target, so its earlier output may hold any that the target has.
+    """
+    weights = _weights_of(out)
+    for path in sorted(out.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            continue
+        name = path.relative_to(out)
+        companion = path.parent == out and is_companion(path.name)
+        if not companion and path not in weights and not any((given / name).is_file() for given in inputs):
+            hint = "--force replaces files and checkpoint folders, nothing else. Name another, or move the file."
+            raise UsageError("the folder holds more than a checkpoint", file=str(path), hint=hint)
 
 
 def replaced(out: Path, write: Callable[[Path], T]) -> T:
