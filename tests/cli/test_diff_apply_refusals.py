@@ -12,6 +12,7 @@ from cli_world import refused, run
 from commands import at_once, weightcast
 from offline_pairs import Pair, contents, read, same, states, write_sharded, write_single
 
+from weightcast.cli.outputs import replaced
 from weightcast.disk.checkpoint import INDEX, redo_path
 
 HEXADECIMAL = re.compile("[0-9a-f]{64}")
@@ -159,6 +160,27 @@ def test_failed_apply_leaves_what_force_would_replace(single: Pair, tmp_path: Pa
     assert (done.code, again.code) == (0, CHECKPOINT)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
     assert same(read(out), states()[1])
+
+
+def test_interrupt_between_the_renames_leaves_what_force_would_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rename = tmp_path / "out", Path.rename
+
+    def write(folder: Path, text: str) -> None:
+        folder.mkdir()
+        (folder / "file").write_text(text)
+
+    def interrupted(self: Path, to: Path) -> Path:
+        if to == out and self.name.endswith(".new"):
+            raise KeyboardInterrupt
+        return rename(self, to)
+
+    write(out, "old")
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replaced(out, lambda new: write(new, "new"))
+    assert contents(tmp_path) == {"out/file": b"old"}
 
 
 def test_force_does_not_replace_the_inputs(single: Pair, target: Path) -> None:

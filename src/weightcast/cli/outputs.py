@@ -87,7 +87,17 @@ def replaced(out: Path, write: Callable[[Path], T]) -> T:
     if out.is_file() and new.is_file():
         new.replace(out)
         return made
-    out.rename(old)
-    new.rename(out)
-    shutil.rmtree(old) if old.is_dir() else old.unlink()
+    try:
+        out.rename(old)
+        new.rename(out)
+    except BaseException:
+        if not out.exists() and old.exists():
+            old.rename(out)
+        _delete(new)
+        raise
+    _delete(old)
     return made
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
