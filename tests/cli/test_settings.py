@@ -45,7 +45,10 @@ def test_rates_are_read_as_people_write_them(text: str, rate: float) -> None:
     assert rate_of(text) == rate
 
 
-@pytest.mark.parametrize("text", ["", "0", "0M", "-1", "fast", "1X", "1M/h", "1e9", "nan", "1..5M"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0M", "0.0000000000000000001", "0.9", "9" * 400, "-1", "fast", "1X", "1M/h", "1e9", "nan", "1..5M"],
+)
 def test_other_texts_are_refused_as_rates(text: str) -> None:
     with pytest.raises(UsageError, match="not a rate"):
         rate_of(text)
@@ -81,6 +84,15 @@ def test_log_file_has_one_line_with_time_for_each_message(channel: Path, tmp_pat
     said = [line.split(" ", 1)[1] for line in lines]
     assert said[0].startswith("ERROR there is no channel here")
     assert said[1:] == [r"INFO 100% of\nit", "INFO a note", "WARNING a warning"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device on this system")
+def test_log_file_that_cannot_be_written_to_is_one_warning(channel: Path) -> None:
+    code, err = run("--log-file", "/dev/full", "-v", "log", channel.with_name("gone"))
+    assert code == 9
+    assert err.count("no longer logging to /dev/full: No space left on device") == 1
+    assert "Traceback" not in err
+    begin_run()
 
 
 @pytest.mark.parametrize(

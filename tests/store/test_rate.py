@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_time_without_traffic_earns_nothing() -> None:
     allowance.spend(100)
     allowance.wait()
     assert clock.time == 1010
+
+
+def test_wait_of_centuries_is_made_of_waits_that_python_takes() -> None:
+    waits = []
+
+    class Watched(FakeClock):
+        def wait(self, stopped: threading.Event, seconds: float) -> None:
+            waits.append(seconds)
+            super().wait(stopped, 2**40 if seconds > 1 else seconds)
+
+    allowance = Allowance(1, Watched())
+    allowance.spend(2**40)
+    allowance.wait()
+    assert 0 < max(waits) < threading.TIMEOUT_MAX
 
 
 def test_objects_put_together_are_paid_for_together(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,11 +83,14 @@ def rate_of(text: str) -> float:
     (50000000.0, 1500000.0, 1024.0, 800.0)
     """
     found = _RATE.fullmatch(text.strip())
-    if found is None or float(found[1]) == 0:
-        hint = "Name bytes per second, as 800k, 50M or 1.5GB/s."
-        raise UsageError(f"not a rate: {text!r}", hint=hint)
-    unit = _UNITS[found[2].lower()]
-    return float(found[1]) * (1024 ** list(_UNITS.values()).index(unit) if found[3] else unit)
+    rate = 0.0
+    if found is not None:
+        unit = _UNITS[found[2].lower()]
+        rate = float(found[1]) * (1024 ** list(_UNITS.values()).index(unit) if found[3] else unit)
+    if not 1 <= rate < float("inf"):
+        hint = "Name bytes per second, at least 1, as 800k, 50M or 1.5GB/s."
+        raise UsageError(f"not a rate: {text[:100]!r}", hint=hint)
+    return rate
 
 
 class _OneLine(logging.Formatter):
@@ -97,9 +102,24 @@ class _OneLine(logging.Formatter):
         return one_line(super().format(record))
 
 
+class _LogFile(logging.FileHandler):
+    """Warns once and stops logging if the file cannot be written to; the work goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is that of logging
+        from weightcast.cli.console import warn
+
+        error = sys.exc_info()[1]
+        logging.getLogger("weightcast").removeHandler(self)
+        settings.log = None
+        with suppress(OSError):  # closing writes again what could not be written
+            self.close()
+        why = error.strerror if isinstance(error, OSError) else error
+        warn(f"no longer logging to {self.baseFilename}: {why}")
+
+
 def _log_to(path: Path) -> logging.Handler:
     try:
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _LogFile(path, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot log there: {error.strerror}", file=str(path), hint="Name another file.") from error
     handler.setFormatter(_OneLine("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))

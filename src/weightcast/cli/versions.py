@@ -20,7 +20,7 @@ Version = Annotated[str, typer.Argument(metavar="VERSION", help=f"The version: {
 
 def is_number(text: str) -> bool:
     """Whether ``text`` is the number of a version, which need not exist."""
-    return text.isascii() and text.isdigit() and int(text[:100]) <= MAX_VERSION
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_VERSION))
 
 
 def commit_named(chain: Chain, text: str) -> Manifest:

@@ -10,6 +10,8 @@ from weightcast.store.backoff import CLOCK, Clock
 from weightcast.store.base import Data, Listed, Store, Stored, debris, delete_all, discard_debris, put_all, size_of
 
 _NEVER = threading.Event()
+_LONGEST = 3600.0
+"""Seconds of one wait: Python refuses waits of centuries, which a large object at a low rate adds up to."""
 
 
 class Allowance:
@@ -17,8 +19,8 @@ class Allowance:
 
     def __init__(self, rate: float, clock: Clock = CLOCK):
         """``rate`` is in bytes per second."""
-        if not 0 < rate < float("inf"):
-            raise UsageError(f"cannot limit the rate to {rate} bytes per second", hint="Name a rate above 0.")
+        if not 1 <= rate < float("inf"):
+            raise UsageError(f"cannot limit the rate to {rate} bytes per second", hint="Name a rate of 1 or more.")
         self._rate = rate
         self._clock = clock
         self._guard = threading.Lock()
@@ -37,7 +39,7 @@ class Allowance:
                 seconds = self._paid_until - self._clock.now()
             if seconds <= 0:
                 return
-            self._clock.wait(_NEVER, seconds)
+            self._clock.wait(_NEVER, min(seconds, _LONGEST))
 
 
 class Limited:
