@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -76,12 +77,37 @@ def test_mirror_that_is_being_read_is_never_deleted(world: World) -> None:
         assert facts("cache", "prune", "--all")["in_use"] == [str(folder)]
 
 
+def test_prune_keeps_a_mirror_that_is_a_link(world: World, tmp_path: Path) -> None:
+    folder = publish(world)
+    folder.rename(tmp_path / "disk")
+    folder.symlink_to(tmp_path / "disk")
+    pruned = facts("cache", "prune", "--all")
+    assert (pruned["deleted"], pruned["in_use"], pruned["links"]) == ([], [], [str(folder)])
+    assert f"kept, a symbolic link: {folder}" in text("cache", "prune", "--all")
+    assert (folder / ".weightcast").is_dir()
+
+
+def test_prune_all_deletes_mirrors_from_the_future_and_what_a_killed_prune_left(world: World) -> None:
+    folder = publish(world)
+    left = folder.with_name(f".{folder.name}.pruned")
+    shutil.copytree(folder, left)
+    tomorrow = time.time() + 86400
+    os.utime(folder, (tomorrow, tomorrow))
+    assert facts("cache", "prune", "--all", "--dry-run")["deleted"] == [str(folder)]
+    assert left.is_dir()
+    assert facts("cache", "prune", "--older-than", "1h")["deleted"] == []
+    assert not left.exists()
+    assert facts("cache", "prune", "--all")["deleted"] == [str(folder)]
+    assert list(folder.parent.iterdir()) == []
+
+
 def test_other_folders_in_the_cache_are_left_alone(cache: Path) -> None:
-    other = cache / "weightcast" / "precious"
-    other.mkdir(parents=True)
+    others = [cache / "weightcast" / name for name in ("precious", "0123456789abcdef" * 2)]
+    for other in others:
+        other.mkdir(parents=True)
     assert facts("cache")["mirrors"] == []
     assert facts("cache", "prune", "--all")["deleted"] == []
-    assert other.is_dir()
+    assert all(other.is_dir() for other in others)
 
 
 def test_prune_needs_to_know_what(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from weightcast.cli.wording import size
 from weightcast.cli.words import ago, count, seconds
 from weightcast.errors import BusyError, UsageError
 
+_PRUNED = ".pruned"
+"""The end of a mirror's name while it is being deleted."""
+
 
 @dataclass(frozen=True)
 class Cached:
@@ -56,7 +59,10 @@ def cache(
         found = mirrors(cache_folder())
         if action == "prune":
             age = 0.0 if older_than is None else seconds(older_than)
-            _prune([mirror for mirror in found if time.time() - mirror.last_used >= age], dry_run, as_json)
+            now = time.time()
+            if not dry_run:
+                _sweep(cache_folder())
+            _prune([mirror for mirror in found if everything or now - mirror.last_used >= age], dry_run, as_json)
         elif as_json:
             tell({"cache": str(cache_folder()), "mirrors": [asdict(mirror) for mirror in found]})
         else:
@@ -73,8 +79,9 @@ def cache_folder() -> Path:
 def mirrors(folder: Path) -> list[Cached]:
     """The mirrors in the cache, those used last first."""
     from weightcast.channel.keys import is_channel_id
+    from weightcast.disk.checkpoint import MIRROR
 
-    found = [_read(path) for path in folder.iterdir() if is_channel_id(path.name) and path.is_dir()]
+    found = [_read(path) for path in folder.iterdir() if is_channel_id(path.name) and (path / MIRROR).is_dir()]
     return sorted(found, key=lambda mirror: -mirror.last_used)
 
 
@@ -121,30 +128,47 @@ def _held(folder: Path, locks: ExitStack, shared: bool = False) -> bool:
 
 def _prune(old: list[Cached], dry_run: bool, as_json: bool) -> None:
     deleted: list[Cached] = []
+    links = [mirror for mirror in old if Path(mirror.folder).is_symlink()]
     for mirror in old:
+        if mirror in links:
+            continue  # its files are elsewhere, put there by the user
         with ExitStack() as locks:
             if _held(Path(mirror.folder), locks):
                 deleted.append(mirror)
                 if not dry_run:
                     _delete(Path(mirror.folder))
     freed = sum(mirror.bytes for mirror in deleted)
-    kept = [mirror for mirror in old if mirror not in deleted]
+    in_use = [mirror for mirror in old if mirror not in deleted and mirror not in links]
     if as_json:
-        folders = [mirror.folder for mirror in deleted]
-        tell({"dry_run": dry_run, "deleted": folders, "bytes": freed, "in_use": [mirror.folder for mirror in kept]})
+        folders = {"deleted": deleted, "in_use": in_use, "links": links}
+        named = {name: [mirror.folder for mirror in some] for name, some in folders.items()}
+        tell({"dry_run": dry_run, "bytes": freed, **named})
         return
-    for mirror in kept:
+    for mirror in in_use:
         say(f"kept, in use: {mirror.folder}")
+    for mirror in links:
+        say(f"kept, a symbolic link: {mirror.folder}")
     would = "would be deleted" if dry_run else "deleted"
     say(f"{count(len(deleted), 'mirror')} {would}, {size(freed)}")
 
 
 def _delete(folder: Path) -> None:
     """Out of the way first: whoever needs a mirror meanwhile makes a new one instead of finding half of the old."""
-    gone = folder.with_name(f".{folder.name}.pruned")
+    gone = folder.with_name(f".{folder.name}{_PRUNED}")
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
     shutil.rmtree(gone)
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what an interrupted prune left."""
+    from weightcast.channel.keys import is_channel_id
+
+    for path in folder.glob(f".*{_PRUNED}"):
+        if is_channel_id(path.name[1 : -len(_PRUNED)]) and not path.is_symlink():
+            with ExitStack() as locks:
+                if _held(path, locks):  # else another prune is deleting it
+                    shutil.rmtree(path)
 
 
 def _print(found: list[Cached]) -> None:
