@@ -25,6 +25,16 @@ def test_tag_is_set_listed_moved_and_deleted(world: World) -> None:
     assert "there is no tag" in refused(url, USAGE, "tag", url, "--delete", "release")
 
 
+def test_setting_a_tag_again_repairs_the_index(world: World) -> None:
+    """An earlier run may have set the tag and failed to write the index."""
+    index = world.url / "index.json"
+    before = index.read_bytes()
+    run("tag", world.url, 6, "release")
+    index.write_bytes(before)
+    assert facts("tag", world.url, 6, "release")["changed"] is False
+    assert b"tags/release.json" in index.read_bytes()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_tag_is_refused_and_printed_safely(world: World, name: str) -> None:
     line = refused(world.url, USAGE, "tag", world.url, 6, name)
@@ -32,6 +42,11 @@ def test_hostile_tag_is_refused_and_printed_safely(world: World, name: str) -> N
     assert "\x1b" not in line
     if name not in ("7", "head"):
         assert "there is no" in refused(world.url, USAGE, "show", world.url, name)
+
+
+def test_thousands_of_digits_are_no_version(world: World) -> None:
+    for verb in ("show", "log"):
+        assert "there is no version or tag" in refused(world.url, USAGE, verb, world.url, "0" * 5000)
 
 
 def test_half_a_tag_is_refused(world: World) -> None:

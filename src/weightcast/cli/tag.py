@@ -50,8 +50,7 @@ def _set(chain: Chain, version: str, name: str, force: bool, as_json: bool) -> N
     position = commit_named(chain, version).position
     before = set_tag(chain, name, position, force=force)
     changed = before != position
-    if changed:
-        write_index(chain)
+    write_index(chain)  # also if nothing changed: an earlier run may have failed between the two
     if as_json:
         moved = before.version if before is not None and changed else None
         tell({"tag": name, "version": position.version, "digest": position.digest, "was": moved, "changed": changed})
