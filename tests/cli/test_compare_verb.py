@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import Bag
-from cli_world import USAGE, World, facts, refused, text
+from cli_world import USAGE, World, facts, refused, run, text
 
 import weightcast as wc
 
@@ -27,6 +28,28 @@ def test_counts_are_exact_in_both_directions(shared: World, one: int, other: int
     assert list(tmp_path.iterdir()) == [], "nothing is left"
     counts = [row["changed"] for row in found["tensors"]]
     assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "work"), [(("compare", 3, 9), "compare.compare"), (("verify", "--deep"), "verify.verify_deep")]
+)
+def test_copies_that_a_killed_run_left_are_swept(
+    shared: World, verb: tuple[str | int, ...], work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill leaves is the working folder as it is during the work."""
+
+    def killed(*arguments: object) -> list[object]:
+        (made,) = tmp_path.iterdir()
+        shutil.copytree(made, tmp_path / f"{made.name}x")
+        return []
+
+    command = (verb[0], shared.url, *verb[1:], "--scratch", tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"weightcast.upkeep.{work}", killed)
+        assert run(*command).code == 0
+    assert len(list(tmp_path.iterdir())) == 1
+    assert run(*command).code == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cost_is_that_of_the_cheapest_route(shared: World) -> None:

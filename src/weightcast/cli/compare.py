@@ -15,6 +15,7 @@ from weightcast.cli.tensors import All, list_tensors, most_changed
 from weightcast.cli.versions import NAMES, commit_named
 from weightcast.cli.wording import ratio, size
 from weightcast.cli.words import count
+from weightcast.disk import durable
 from weightcast.disk.durable import Report
 from weightcast.errors import UsageError
 from weightcast.format.workers import Workers
@@ -59,7 +60,7 @@ def _rows(
 
     with (
         writing_to(scratch or Path(tempfile.gettempdir())),
-        tempfile.TemporaryDirectory(prefix="weightcast-", dir=scratch) as folder,
+        durable.scratch(scratch) as folder,
     ):
         versions = before.position.version, after.position.version
         return [
@@ -70,7 +71,7 @@ def _rows(
                 "changed": change.changed,
                 "density": change.changed / max(change.spec.elements, 1),
             }
-            for change in compare_versions(chain, *versions, Path(folder), workers, report)
+            for change in compare_versions(chain, *versions, folder, workers, report)
             if change.changed
         ]
 

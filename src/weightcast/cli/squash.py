@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from weightcast.cli.console import (
 )
 from weightcast.cli.pull import SHORT, sync_as_far_as_possible
 from weightcast.cli.wording import size
-from weightcast.disk.durable import Report
+from weightcast.disk.durable import Report, scratch
 from weightcast.errors import WeightcastError
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.workers import Workers
@@ -81,8 +80,8 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
         yield folder
     else:
-        with tempfile.TemporaryDirectory(prefix="weightcast-") as made:
-            yield Path(made)
+        with scratch() as made:
+            yield made
 
 
 def _cut_anchor(chain: Chain, scratch: Path, workers: Workers, report: Report) -> tuple[int, WeightcastError | None]:

@@ -31,7 +31,7 @@ from weightcast.cli.text import Text
 from weightcast.cli.wording import one_line
 from weightcast.cli.words import count, natural
 from weightcast.cli.words import report as print_report
-from weightcast.disk.durable import Report
+from weightcast.disk.durable import Report, scratch
 from weightcast.disk.staged import fingerprint_of
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.proof import prove, version_of
@@ -171,8 +171,8 @@ def _scratch(folder: Path | None) -> Iterator[Path]:
     """A temporary folder, in ``folder`` if that is given."""
     with ExitStack() as opened:
         with writing_to(folder or Path(tempfile.gettempdir())):
-            made = opened.enter_context(tempfile.TemporaryDirectory(prefix="weightcast-", dir=folder))
-        yield Path(made)
+            made = opened.enter_context(scratch(folder))
+        yield made
 
 
 def _tell(result: _Result) -> None:

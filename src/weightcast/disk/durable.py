@@ -169,18 +169,20 @@ _SCRATCH = "weightcast-"
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """A temporary folder for as long as this lasts; those that dead processes left are removed first.
+def scratch(place: Path | None = None) -> Iterator[Path]:
+    """A temporary folder in ``place``, or the system's, for as long as this lasts.
+
+    Those that dead processes left there are removed first.
 
     Each may be as large as a model: a process that is killed at every start would fill the disk.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+    for left in Path(place or tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with suppress(OSError, CheckpointError):  # others' folders, and others who do the same
             if left.lstat().st_uid == os.getuid() and (left / "owner").is_file():
                 with locked(left / "owner", patience=0):
                     shutil.rmtree(left)
     # It gets the name that others look for once it is locked, so that none takes it for a dead process's.
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}"))
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=place))
     folder = unlocked.with_name(unlocked.name.removeprefix("."))
     with disk_errors(folder), locked(unlocked / "owner", patience=0):
         unlocked.rename(folder)
