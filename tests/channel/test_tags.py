@@ -31,7 +31,7 @@ from weightcast.channel.records import (
     tag_from_json,
     tag_to_json,
 )
-from weightcast.channel.tags import delete_tag, read_tag, set_tag, tag_names, tags, tags_by_version
+from weightcast.channel.tags import delete_tag, read_tag, set_tag, tag_names, tags, tags_by_position, valid_tags
 from weightcast.errors import ConflictError, FormatError, UsageError
 from weightcast.store.memory import MemoryStore
 
@@ -160,7 +160,7 @@ def test_tag_is_set_read_listed_and_deleted(chain: Chain) -> None:
     assert set_tag(chain, "first", position(chain, 0)) is None
     assert set_tag(chain, "also", position(chain, 2)) is None
     assert read_tag(chain, "best").position == position(chain, 2)
-    assert tags_by_version(chain) == {0: ("first",), 2: ("also", "best")}
+    assert tags_by_position(chain) == {position(chain, 0): ("first",), position(chain, 2): ("also", "best")}
     delete_tag(chain, "best")
     assert list(tag_names(chain)) == ["also", "first"]
     for missing in ("best", "../x", "7"):
@@ -193,6 +193,7 @@ def test_one_of_two_creations_of_a_tag_wins(chain: Chain) -> None:
         (b"{", "no JSON"),
         (tag_to_json(TAG), "another channel"),
         (b"x" * 100, "no JSON"),
+        (b" " * 5000, "larger than 4,096 bytes"),
     ],
 )
 def test_damaged_tag_is_refused_by_name_and_force_repairs_it(chain: Chain, data: bytes, problem: str) -> None:
@@ -212,6 +213,15 @@ def test_tag_copied_to_another_name_is_refused(chain: Chain) -> None:
     chain.store.put(tag_key("worst"), chain.store.get(tag_key("best")))
     with pytest.raises(FormatError, match="'best'"):
         read_tag(chain, "worst")
+
+
+def test_tag_of_a_version_that_is_gone_or_has_other_weights_is_not_valid(chain: Chain) -> None:
+    set_tag(chain, "good", position(chain, 1))
+    for name, at in {"other": Position(1, A), "gone": Position(99, A)}.items():
+        chain.store.put(tag_key(name), tag_to_json(Tag(chain.channel.id, name, at, 1.5)))
+    good, bad = valid_tags(chain)
+    assert [tag.name for tag in good] == ["good"]
+    assert sorted(key for key, _ in bad) == [tag_key("gone"), tag_key("other")]
 
 
 def test_keys_that_are_not_tags_are_ignored(chain: Chain) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_tag_that_names_nothing_is_found(world: World) -> None:
     assert "tags/odd.json" in done.out
     assert "tags/seven.json  it names version 7, which is not there" in done.out
     assert "which is no longer there" in refused(world.url, USAGE, "show", world.url, "seven")
+
+
+def test_tag_of_other_weights_is_not_shown(world: World) -> None:
+    record = json.loads((world.url / "tags" / "best.json").read_text())
+    record |= {"name": "odd", "position": [5, "0" * 64]}
+    (world.url / "tags" / "odd.json").write_text(json.dumps(record, sort_keys=True, separators=(",", ":")))
+    assert not any("odd" in row["tags"] for row in facts("log", world.url)["versions"])
+    assert facts("show", world.url, 5)["tags"] == []
+    assert facts("status", world.url)["tags"] == {"best": 4}
+    listed = facts("tag", world.url)
+    assert ([row["tag"] for row in listed["tags"]], [*listed["damaged"]]) == (["best"], ["tags/odd.json"])
+    assert "which now has other weights" in refused(world.url, USAGE, "log", world.url, "odd..")
 
 
 def test_gc_keeps_tagged_versions_and_deletes_nothing_while_a_tag_cannot_be_read(world: World) -> None:

@@ -255,11 +255,11 @@ class ChainReader:
         return None
 
 
-def read_record(store: Store, key: str) -> bytes:
-    """A JSON object of a channel, of bounded size."""
-    data = store.get(key, 0, MAX_JSON + 1)
-    if len(data) > MAX_JSON:
-        raise FormatError(f"the object is larger than {MAX_JSON:,} bytes", file=f"{store.url}/{key}")
+def read_record(store: Store, key: str, most: int = MAX_JSON) -> bytes:
+    """A JSON object of a channel, of ``most`` bytes."""
+    data = store.get(key, 0, most + 1)
+    if len(data) > most:
+        raise FormatError(f"the object is larger than {most:,} bytes", file=f"{store.url}/{key}")
     return data
 
 

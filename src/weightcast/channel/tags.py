@@ -11,6 +11,9 @@ from weightcast.channel.keys import TAGS, Position, check_tag, is_tag, read_tag_
 from weightcast.channel.records import Tag, tag_from_json, tag_to_json
 from weightcast.errors import ConflictError, FormatError, MissingError, UsageError, about
 
+_MAX_BYTES = 1 << 12
+"""A tag is a few hundred bytes, and listing them reads all."""
+
 
 def read_tag(chain: Chain, name: str) -> Tag:
     """A tag by its name; `UsageError` if there is none, `FormatError` if its object is not one of this channel."""
@@ -18,7 +21,7 @@ def read_tag(chain: Chain, name: str) -> Tag:
         raise UsageError(f"there is no version or tag {name[:100]!r}", file=chain.store.url, hint=_list_them(chain))
     key = tag_key(name)
     try:
-        data = read_record(chain.store, key)
+        data = read_record(chain.store, key, _MAX_BYTES)
     except MissingError as error:
         if error.key is None:
             raise  # not the tag is missing but the bucket
@@ -58,11 +61,31 @@ def tags(chain: Chain) -> tuple[list[Tag], list[tuple[str, FormatError]]]:
     return good, bad
 
 
-def tags_by_version(chain: Chain) -> dict[int, tuple[str, ...]]:
-    """The names that each version has; tags that cannot be read are left out (`verify` reports them)."""
-    found: dict[int, tuple[str, ...]] = {}
+def valid_tags(chain: Chain) -> tuple[list[Tag], list[tuple[str, FormatError]]]:
+    """All tags that name a version (SPEC 11.8.5), and what is wrong with the others, by key."""
+    found, bad = tags(chain)
+    good: list[Tag] = []
+    for tag in found:
+        if _is_committed(chain, tag.position):
+            good.append(tag)
+        else:
+            problem = f"it names version {tag.position.version}, which is not there or has other weights"
+            bad.append((tag_key(tag.name), FormatError(problem)))
+    return good, bad
+
+
+def _is_committed(chain: Chain, position: Position) -> bool:
+    try:
+        return chain.manifest(position.version).position == position
+    except (MissingError, FormatError):
+        return False
+
+
+def tags_by_position(chain: Chain) -> dict[Position, tuple[str, ...]]:
+    """The names that each position has; tags that cannot be read are left out (`verify` reports them)."""
+    found: dict[Position, tuple[str, ...]] = {}
     for tag in tags(chain)[0]:
-        found[tag.position.version] = (*found.get(tag.position.version, ()), tag.name)
+        found[tag.position] = (*found.get(tag.position, ()), tag.name)
     return found
 
 

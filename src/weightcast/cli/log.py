@@ -14,7 +14,7 @@ import typer
 from weightcast.channel.chain import Chain
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Manifest
-from weightcast.channel.tags import tags_by_version
+from weightcast.channel.tags import tags_by_position
 from weightcast.cli.columns import Column, fitted
 from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, warn, working
 from weightcast.cli.text import Table, Text
@@ -138,7 +138,7 @@ def _newest_first(chain: Chain, head: int, first: int, last: int, most: int | No
 def _entries(chain: Chain, head: Manifest, versions: Iterator[int], picked: Filter, most: int | None) -> list[Entry]:
     anchors = {edge.result: edge.nbytes for edge in chain.anchor_edges()}
     anchors |= {anchor.position.version: 0 for anchor in chain.references() if anchor.position.version not in anchors}
-    pinned, named = pins(chain), tags_by_version(chain)
+    pinned, named = pins(chain), tags_by_position(chain)
     spans: dict[int, list[int]] = {}
     for edge in chain.squash_edges(0):
         if edge.base is not None:
@@ -153,7 +153,8 @@ def _entries(chain: Chain, head: Manifest, versions: Iterator[int], picked: Filt
         except FormatError as error:
             problem = error.problem
         squashes = tuple(sorted(set(spans.get(version, ()))))
-        marks = anchors.get(version), version in pinned, squashes, named.get(version, ())
+        names = named.get(manifest.position, ()) if manifest else ()
+        marks = anchors.get(version), version in pinned, squashes, names
         return Entry(version, manifest, problem, *marks)
 
     found: list[Entry] = []

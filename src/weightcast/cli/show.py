@@ -7,7 +7,7 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.records import Manifest, ObjectRef
-from weightcast.channel.tags import tags_by_version
+from weightcast.channel.tags import tags_by_position
 from weightcast.cli.console import AsJson, Url, open_chain, say, tell, working
 from weightcast.cli.heat import drawn, heat_of, legend, listed
 from weightcast.cli.inspect import describe
@@ -56,7 +56,7 @@ def show(
     with working(1, as_json, kernels=False):
         chain = open_chain(url)
         manifest = commit_named(chain, version)
-        names = tags_by_version(chain).get(manifest.position.version, ())
+        names = tags_by_position(chain).get(manifest.position, ())
         if manifest.base is None:
             _show_anchor(chain, manifest, names, as_json)
             return

@@ -13,7 +13,7 @@ from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, DOOMED, MANIFESTS,
 from weightcast.channel.lease import lease
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Heartbeat, Lease, Manifest
-from weightcast.channel.tags import tags
+from weightcast.channel.tags import valid_tags
 from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
 from weightcast.cli.text import Table, Text
 from weightcast.cli.wording import one_line, size
@@ -98,7 +98,7 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
         "anchors": anchors,
         "references": references,
         "pins": sorted(pins(chain)),
-        "tags": {tag.name: tag.position.version for tag in tags(chain)[0]},
+        "tags": {tag.name: tag.position.version for tag in valid_tags(chain)[0]},
         "stored": {kind.rstrip("/"): _weigh(chain.store.list(kind)) for kind in _KINDS}
         | {"unfinished": _weigh(debris(chain.store))},
         "replicas": [_replica(beat, heard, head, now) for beat, heard in heartbeats(chain)],

@@ -9,7 +9,7 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.index import write_index
-from weightcast.channel.tags import delete_tag, set_tag, tags
+from weightcast.channel.tags import delete_tag, set_tag, valid_tags
 from weightcast.cli.console import AsJson, Url, open_chain, say, tell, warn, working
 from weightcast.cli.text import Table, Text
 from weightcast.cli.versions import NAMES, commit_named
@@ -61,7 +61,7 @@ def _set(chain: Chain, version: str, name: str, force: bool, as_json: bool) -> N
 
 
 def _list(chain: Chain, as_json: bool) -> None:
-    found, bad = tags(chain)
+    found, bad = valid_tags(chain)
     found.sort(key=lambda tag: natural(tag.name))
     if as_json:
         rows: list[dict[str, Any]] = [

@@ -59,4 +59,4 @@ def _end(chain: Chain, text: str, head: int) -> int:
     """An end of a range. A number is taken as it is: a range may begin before the oldest version that is left."""
     if text.lower() == HEAD_WORD:
         return head
-    return int(text) if is_number(text) else read_tag(chain, text).position.version
+    return int(text) if is_number(text) else version_named(chain, text)
