@@ -19,9 +19,11 @@ from weightcast.channel.keys import (
     check_label,
     check_tag,
     delta_key,
+    manifest_key,
     read_tag_key,
     tag_key,
 )
+from weightcast.channel.pins import pin, pins
 from weightcast.channel.records import (
     Manifest,
     ObjectRef,
@@ -32,7 +34,7 @@ from weightcast.channel.records import (
     tag_to_json,
 )
 from weightcast.channel.tags import delete_tag, read_tag, set_tag, tag_names, tags, tags_by_position, valid_tags
-from weightcast.errors import ConflictError, FormatError, UsageError
+from weightcast.errors import ConflictError, FormatError, MissingError, UsageError
 from weightcast.store.memory import MemoryStore
 
 A, B = "a" * 64, "b" * 64
@@ -185,6 +187,26 @@ def test_one_of_two_creations_of_a_tag_wins(chain: Chain) -> None:
     with pytest.raises(ConflictError, match="names version 1"):
         set_tag(Chain(late, chain.channel), "best", position(chain, 2))
     assert read_tag(chain, "best").position.version == 1
+
+
+def test_tag_of_a_version_collected_meanwhile_stays_as_it_was(chain: Chain) -> None:
+    set_tag(chain, "old", position(chain, 2))
+    collected = position(chain, 1)
+    late = ScriptedStore(chain.store)
+    late.after("create put", "tags/", lambda _: chain.store.delete(manifest_key(1)))
+    for name in ("new", "old"):
+        with pytest.raises(UsageError, match="version 1 is gone"):
+            set_tag(Chain(late, chain.channel), name, collected, force=True)
+    assert list(tag_names(chain)) == ["old"]
+    assert read_tag(chain, "old").position.version == 2
+
+
+def test_pin_of_a_version_collected_meanwhile_is_removed(chain: Chain) -> None:
+    late = ScriptedStore(chain.store)
+    late.after("put", "pins/", lambda _: chain.store.delete(manifest_key(1)))
+    with pytest.raises(MissingError):
+        pin(Chain(late, chain.channel), 1)
+    assert pins(chain) == {}
 
 
 @pytest.mark.parametrize(

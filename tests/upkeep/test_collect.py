@@ -18,8 +18,10 @@ import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import put_heartbeat
 from weightcast.channel.keys import ANCHORS, DELTAS, REPLICAS, Position, anchor_folder, manifest_key, pin_key
+from weightcast.channel.pins import pin
 from weightcast.channel.records import Heartbeat, Reference
 from weightcast.channel.retention import Retention
+from weightcast.channel.tags import set_tag
 from weightcast.cli import app
 from weightcast.disk.checkpoint import save
 from weightcast.store import open_store
@@ -70,6 +72,21 @@ def gc(url: Path, *options: str) -> tuple[dict, str, str]:
 
 
 # -- pins --------------------------------------------------------------------------------------------------------------
+
+
+def test_pin_and_tag_set_while_gc_decides_keep_their_versions() -> None:
+    chain = channel(MemoryStore("x"))
+    tagged = chain.manifest(3).position
+    slow = ScriptedStore(chain.store)
+
+    def mark(_: object) -> None:
+        pin(chain, 1)
+        set_tag(chain, "release", tagged)
+
+    slow.after("list", "tags/", mark, times=1)
+    done = collect(Chain(slow, chain.channel), NOW)
+    assert not {1, 3} & set(done.versions)
+    assert [chain.manifest(version).position.version for version in (1, 3)] == [1, 3]
 
 
 def test_pin_of_a_missing_version_keeps_nothing() -> None:

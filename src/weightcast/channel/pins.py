@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import PINS, pin_key, read_pin_key
+from weightcast.errors import MissingError
 
 
 def pins(chain: Chain) -> dict[int, float]:
@@ -16,6 +17,11 @@ def pin(chain: Chain, version: int) -> None:
     """Keep a version for good; `MissingError` if there is none."""
     chain.manifest(version)
     chain.store.put(pin_key(version), b"{}")
+    try:
+        chain.manifest(version)
+    except MissingError:  # collected meanwhile
+        unpin(chain, version)
+        raise
 
 
 def unpin(chain: Chain, version: int) -> None:

@@ -92,10 +92,22 @@ def tags_by_position(chain: Chain) -> dict[Position, tuple[str, ...]]:
 def set_tag(chain: Chain, name: str, position: Position, *, force: bool = False) -> Position | None:
     """Name a version; returns what the tag named before, None if it is new.
 
-    `ConflictError` if the tag names another version, unless ``force`` moves it.
+    `ConflictError` if the tag names another version, unless ``force`` moves it; `UsageError`, and the tag stays as it
+    was, if the version is gone.
     """
-    key = tag_key(check_tag(name))
-    data = tag_to_json(Tag(chain.channel.id, name, position, time.time()))
+    data = tag_to_json(Tag(chain.channel.id, check_tag(name), position, time.time()))
+    before = _write_tag(chain, name, position, data, force)
+    if before != position and not _is_committed(chain, position):  # collected meanwhile
+        if before is None:
+            chain.store.delete(tag_key(name))
+        else:
+            chain.store.put(tag_key(name), tag_to_json(Tag(chain.channel.id, name, before, time.time())))
+        raise UsageError(f"version {position.version} is gone", file=chain.store.url, hint=_list_them(chain))
+    return before
+
+
+def _write_tag(chain: Chain, name: str, position: Position, data: bytes, force: bool) -> Position | None:
+    key = tag_key(name)
     try:
         before: Position | None = read_tag(chain, name).position
     except UsageError:

@@ -101,11 +101,7 @@ def take_stock(chain: Chain, now: float) -> Stock:
     for listed in chain.store.list(PROBES):
         stock.orphan({listed.key: listed.size}, now - listed.modified)
     stock.replicas = tuple((beat.position.version, now - when) for beat, when in heartbeats(chain))
-    stock.pins = frozenset(pins(chain))
-    good, bad = tags(chain)
-    for tag in good:
-        stock.tags[tag.position.version] = (*stock.tags.get(tag.position.version, ()), tag.name)
-    stock.bad_tags = [f"{key} cannot be read: {error.problem}" for key, error in bad]
+    stock.read_marks(chain)
     stock.now = now
     return stock
 
@@ -152,6 +148,16 @@ class Stock:
     bad_tags: list[str] = field(default_factory=list)
     """Tags that cannot be read: which versions they keep is unknown."""
     now: float = 0.0
+
+    def read_marks(self, chain: Chain) -> bool:
+        """Read pins and tags; whether they changed since they were read last."""
+        before = self.pins, self.tags, self.bad_tags
+        self.pins, self.tags = frozenset(pins(chain)), {}
+        good, bad = tags(chain)
+        for tag in good:
+            self.tags[tag.position.version] = (*self.tags.get(tag.position.version, ()), tag.name)
+        self.bad_tags = [f"{key} cannot be read: {error.problem}" for key, error in bad]
+        return before != (self.pins, self.tags, self.bad_tags)
 
     def sort(self, edge: Edge, sizes: dict[str, int], age: float) -> None:
         self.seen |= sizes
@@ -238,11 +244,11 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
     unfinished = debris(chain.store)  # before anything is written: a write to a folder removes old ones
     now = _now(chain, dry_run)
     stock = take_stock(chain, now)
-    garbage = collectable(stock.inventory(), policy)
-    if stock.bad_tags:
-        garbage = Garbage((), (), garbage.orphans, garbage.unreachable, garbage.kept)
-    objects = _keys_of(garbage, stock.sizes)
     lists = _doomed(chain)
+    garbage = _garbage(stock, policy)
+    while not dry_run and stock.read_marks(chain):  # a pin or tag was set while this decided
+        garbage = _garbage(stock, policy)
+    objects = _keys_of(garbage, stock.sizes)
     ripe = {key for listed, keys in lists.items() if now - listed.modified >= policy.grace for key in keys}
     # A list may be out of date: delete only what is still garbage.
     gone = list(
@@ -275,6 +281,12 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
         ),
         damage=stock.damage(garbage.unreachable),
     )
+
+
+def _garbage(stock: Stock, policy: Retention) -> Garbage:
+    """What may go; only orphans while a tag cannot be read."""
+    garbage = collectable(stock.inventory(), policy)
+    return Garbage((), (), garbage.orphans, garbage.unreachable, garbage.kept) if stock.bad_tags else garbage
 
 
 def _silent(chain: Chain, policy: Retention, now: float) -> Iterator[str]:
