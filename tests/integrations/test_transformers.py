@@ -342,7 +342,7 @@ def test_unsent_weights_of_a_failed_training_are_sent_with_the_next(
         trainer.remove_callback(one)
     with caplog.at_level(logging.WARNING, "weightcast"), pytest.raises(UnreachableError):
         trainer.train()  # the channel cannot be taken up
-    assert "could not send all" in caplog.text
+    assert "could not send everything" in caplog.text
     assert hooks_of(trainer) == 0
     store.behave()
     trainer.train()

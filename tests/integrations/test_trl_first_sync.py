@@ -286,7 +286,7 @@ def test_unknown_dtype_is_refused_for_a_new_channel(opened: Opened) -> None:
     store = Attended()
     transfer = opened(store)
     transfer.init_weight_transfer()
-    with pytest.raises(UsageError, match="complex128 is no dtype"):
+    with pytest.raises(UsageError, match="complex128 is not a dtype"):
         sync(transfer, {"w": torch.zeros(4, dtype=torch.complex128)})
     assert list(MemoryStore.list(store, "")) == []
 

@@ -48,7 +48,7 @@ class Model:
 
     old: Bag
     new: Bag
-    held: Fingerprint
+    fingerprint: Fingerprint
     reached: str
     patches: tuple[bytes, ...]
 
@@ -131,7 +131,7 @@ class Draft:
     parts: Parts
     table: Table | None
 
-    def resolve(self) -> None:
+    def settle(self) -> None:
         """From here on the table is an entry."""
         if self.table is not None:
             put_table(self.parts, self.table.raw())

@@ -16,7 +16,7 @@ from weightcast.channel.keys import is_plain_file
 from weightcast.channel.records import Reference
 from weightcast.disk.checkpoint import INDEX, SINGLE
 from weightcast.disk.companions import is_wanted, remove_code_references
-from weightcast.disk.durable import Report, discard, disk_errors, require_space, silent, sync_folder
+from weightcast.disk.durable import Report, discard, require_space, silent, space_errors, sync_folder
 from weightcast.errors import (
     AccessError,
     FormatError,
@@ -79,7 +79,7 @@ def bring(
         discard(path)
     if not linked:
         require_space(folder, sum(path.stat().st_size for path in files.values()))
-    with disk_errors(folder):
+    with space_errors(folder):
         for name, path in sorted(files.items()):
             _place(path, folder / name, linked)
         if not linked:

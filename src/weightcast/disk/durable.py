@@ -74,21 +74,32 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """An error of the local disk becomes a `SpaceError` or a `CheckpointError` that names the file and the remedy.
+def space_errors(path: Path) -> Iterator[None]:
+    """A disk that is full becomes a `SpaceError`; all other errors pass through.
 
-    Errors of connections and time limits, which Python counts as the system's too, pass through.
+    For code that also talks to a network, or whose caller must tell a disk that fails from an object that is damaged.
     """
     try:
         yield
     except OSError as error:
-        if isinstance(error, (WeightcastError, ConnectionError, TimeoutError)) or error.errno is None:
+        if isinstance(error, SpaceError) or error.errno not in _FULL:
             raise
-        if error.errno in _FULL:
-            raise SpaceError("the disk is full", file=str(path), hint="Make room and try again.") from error
+        raise SpaceError("the disk is full", file=str(path), hint="Make room and try again.") from error
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """An error of the local disk becomes a `SpaceError` or a `CheckpointError` that names the file and the remedy."""
+    try:
+        with space_errors(path):
+            yield
+    except OSError as error:
+        if isinstance(error, (WeightcastError, ConnectionError)):
+            raise
+        problem = f"the system refused an operation: {error.strerror or error}"
         file = error.filename if isinstance(error.filename, str) else str(path)
         hint = "Check the disk, the folder's permissions and its quota, then try again."
-        raise CheckpointError(f"the system refused an operation: {error.strerror}", file=file, hint=hint) from error
+        raise CheckpointError(problem, file=file, hint=hint) from error
 
 
 def own_copy(path: Path, workshop: Path) -> bool:
@@ -184,7 +195,7 @@ def scratch(place: Path | None = None) -> Iterator[Path]:
     # It gets the name that others look for once it is locked, so that none takes it for a dead process's.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=place))
     folder = unlocked.with_name(unlocked.name.removeprefix("."))
-    with disk_errors(folder), locked(unlocked / "owner", patience=0):
+    with space_errors(folder), locked(unlocked / "owner", patience=0):
         unlocked.rename(folder)
         try:
             yield folder

@@ -12,7 +12,7 @@ from weightcast.channel.keys import Position, check_label, check_name, check_ste
 from weightcast.channel.records import Manifest
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
-from weightcast.disk.durable import Report, disk_errors, silent
+from weightcast.disk.durable import Report, silent, space_errors
 from weightcast.disk.staged import fingerprint_of, stage
 from weightcast.errors import ResultError, UsageError
 from weightcast.follow.mirror import Mirror
@@ -81,7 +81,7 @@ def publish(
         if anchor:
             return _publish_anchor(chain, new, step, label, writer, workers, report)
         with (
-            disk_errors(Path(mirror)),
+            space_errors(Path(mirror)),
             Subscriber(chain.store, mirror, threads=workers.threads, report=report, fold=False) as subscriber,
         ):
             keeper = subscriber.mirror

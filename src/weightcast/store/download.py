@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from weightcast.disk.durable import Report, disk_errors, require_space, silent, sync_folder
+from weightcast.disk.durable import Report, require_space, silent, space_errors, sync_folder
 from weightcast.errors import CheckpointError, FormatError, SpaceError
 from weightcast.store.base import Data, Store
 from weightcast.store.threads import Outcome, begin
@@ -120,7 +120,7 @@ def _complete(fd: int, path: Path, download: _Download, sha256: str) -> None:
     for start in (found, 0) if 0 < found <= download.size else (0,):
         os.ftruncate(fd, start)
         require_space(path.absolute().parent, download.size - start)
-        with disk_errors(path):
+        with space_errors(path):
             digest = download.append(fd, start)
         if digest == sha256:
             return

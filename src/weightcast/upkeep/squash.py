@@ -16,7 +16,7 @@ from weightcast.channel.index import write_index
 from weightcast.channel.policy import Pinned
 from weightcast.channel.route import LEVELS, reachable, squashes_due
 from weightcast.disk.apply import write_patch
-from weightcast.disk.durable import Report, disk_errors, silent
+from weightcast.disk.durable import Report, silent, space_errors
 from weightcast.disk.staged import stage
 from weightcast.errors import ChannelError, MismatchError, ResultError
 from weightcast.follow.mirror import Mirror
@@ -49,7 +49,7 @@ def squash(
     report: Report = silent,
 ) -> Iterator[Edge]:
     """Cut every squash that is due; yield each once it is in the bucket. ``scratch`` keeps the weights."""
-    with disk_errors(scratch.absolute().parent):
+    with space_errors(scratch.absolute().parent):
         scratch.mkdir(exist_ok=True)
     planned = due(chain, levels)
     for level in levels:
@@ -64,7 +64,7 @@ def squash(
                 for name in ("base", "result")
             )
             for base, result in wanted:
-                with disk_errors(scratch):
+                with space_errors(scratch):
                     edge = _cut(chain, before, after, base, result, workers, report)
                 yield edge
     if planned:
