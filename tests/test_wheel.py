@@ -31,7 +31,7 @@ def test_wheel_installs_and_its_command_works(tmp_path: Path) -> None:
     weights = one(gaussian(np.random.default_rng(0), 1000))
     write_file(tmp_path / "weights.safetensors", weights)
     facts = run(binaries / "weightcast", "digest", "--json", "weights.safetensors", cwd=tmp_path)
-    assert json.loads(facts)["position"] == wc.fingerprint(weights).digest
+    assert json.loads(facts)["digest"] == wc.fingerprint(weights).digest
     installed = run(binaries / "pip", "list", "--format=freeze")
     assert "torch" not in installed
     located = run(binaries / "python", "-c", "import weightcast; print(weightcast.__file__)", cwd=tmp_path)
