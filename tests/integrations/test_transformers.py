@@ -24,7 +24,6 @@ from weightcast.errors import ConflictError, UnreachableError, UsageError  # noq
 from weightcast.integrations.transformers import WeightcastCallback  # noqa: E402
 from weightcast.store.base import Store  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
-from weightcast.torch import TorchTarget  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -68,10 +67,8 @@ def trainer_of(model: Any, folder: Path, *callbacks: Any, **changes: Any) -> Any
 def followed(store: Store) -> Any:
     """A bf16 model, brought to the head."""
     model = small_model(BF16, seed=99)
-    with wc.Subscriber(store, TorchTarget(model), threads=1) as subscriber:
-        staged = subscriber.poll()
-        assert staged is not None
-        subscriber.apply(staged)
+    with wc.Subscriber(store, model, threads=1) as subscriber:
+        subscriber.sync()
     return model
 
 

@@ -103,11 +103,11 @@ def test_publisher_of_a_model_refuses_other_weights(channel: MemoryStore) -> Non
         publisher.publish(weights=TorchTarget(nn.Linear(4, 8)))
 
 
-def test_target_with_other_dtypes_than_the_channel_is_refused(channel: MemoryStore) -> None:
+def test_model_with_other_dtypes_than_the_channel_is_refused(channel: MemoryStore) -> None:
     with wc.Publisher(channel, nn.Linear(4, 8, dtype=torch.bfloat16)):
         pass
     with pytest.raises(UsageError, match="BF16"):
-        wc.Subscriber(channel, TorchTarget(nn.Linear(4, 8)))
+        wc.Subscriber(channel, nn.Linear(4, 8))
 
 
 def test_optimizer_of_another_model_in_the_wrapper_of_accelerate_is_refused(channel: MemoryStore) -> None:

@@ -143,7 +143,7 @@ def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:
         except (MissingError, FormatError):
             return None
     else:
-        return None  # saves a request for each squash of a route: keys and digests verify it as well
+        return None  # saves a request: `staging` compares what the squash led to with the digest in its key
     if not leads_to_commit(edge, manifest):
         raise FormatError(f"this is not what was committed as version {edge.result}", file=edge.key)
     return manifest

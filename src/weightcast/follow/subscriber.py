@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, cast
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
@@ -36,11 +37,14 @@ from weightcast.follow.replica import MemoryReplica, Replica, Staged, position_o
 from weightcast.follow.staging import stage_route
 from weightcast.follow.update import Phases, Update
 from weightcast.format.diff import refuse_other_table
-from weightcast.format.tensors import Target, Weights, refuse_no_weights
+from weightcast.format.tensors import Target, Weights, is_module, refuse_no_weights
 from weightcast.format.workers import Workers
 from weightcast.store import open_store
 from weightcast.store.backoff import CLOCK, Clock
 from weightcast.store.base import Store
+
+if TYPE_CHECKING:
+    import torch
 
 _FOLD_IDLE = 30.0
 """Seconds without a new version until a mirror's files are brought up to date: sooner they would be written for every
@@ -53,7 +57,7 @@ _log = logging.getLogger("weightcast")
 
 
 class Subscriber:
-    """Keeps weights at a channel's versions: arrays in memory, or a mirror in a folder.
+    """Keeps weights at a channel's versions: arrays or a torch model in memory, or a mirror in a folder.
 
     `poll` does all the work and changes nothing; `apply` only writes what was staged. `sync` does both once, `follow`
     until it is stopped.
@@ -71,7 +75,7 @@ class Subscriber:
     def __init__(
         self,
         channel: str | Path | Store,
-        holds: Target | Path | str,
+        holds: Target | torch.nn.Module | Path | str,
         policy: Policy = NEWEST,
         *,
         replica: str | None = None,
@@ -82,7 +86,7 @@ class Subscriber:
         patience: float = PATIENCE,
         clock: Clock = CLOCK,
     ):
-        """``channel`` is a URL; ``holds`` is a target in memory, or the folder of a mirror.
+        """``channel`` is a URL; ``holds`` are arrays, a torch model, another target in memory, or a mirror's folder.
 
         With a ``replica`` name, heartbeats are sent to the bucket, as far as that is permitted.
 
@@ -127,9 +131,15 @@ class Subscriber:
                 fold_every=self._fold_every,
                 patience=self._patience,
             )
-        refuse_no_weights(self._holds)
-        refuse_other_table(chain.channel.table, self._holds.table)
-        return MemoryReplica(self._holds, self._workers)
+        if is_module(self._holds):
+            from weightcast.torch import TorchTarget
+
+            target: Target = TorchTarget(self._holds, self._workers)
+        else:
+            target = cast(Target, self._holds)
+        refuse_no_weights(target)
+        refuse_other_table(chain.channel.table, target.table)
+        return MemoryReplica(target, self._workers)
 
     @property
     def policy(self) -> Policy:

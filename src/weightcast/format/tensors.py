@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,16 @@ from weightcast.errors import UsageError, about
 from weightcast.format.kernels import cpu
 from weightcast.format.spec import TensorSpec, TensorTable, dtype_named
 
+if TYPE_CHECKING:
+    import torch
+
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 """A flat array of unsigned integers, one per element."""
+
+
+def is_module(weights: object) -> TypeGuard[torch.nn.Module]:
+    """Whether this is a torch module; torch is not imported, since it may not be installed."""
+    return hasattr(weights, "named_parameters")
 
 
 def refuse_no_weights(weights: object) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, cast
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position, check_label, check_name, check_step
@@ -32,7 +32,7 @@ from weightcast.format.scan import (
     resolve,
 )
 from weightcast.format.spec import TensorTable
-from weightcast.format.tensors import Weights, refuse_no_weights
+from weightcast.format.tensors import Weights, is_module, refuse_no_weights
 from weightcast.format.workers import Workers
 from weightcast.publish.open import announce, channel_in, init, new_writer, open_for_writing, take_up
 from weightcast.publish.pipeline import (
@@ -148,7 +148,7 @@ class Publisher:
         begun: Chain | None,
     ) -> Detector:
         ranked = self._codec == "banded"
-        if _is_module(weights):  # before all else: a module has no table
+        if is_module(weights):  # before all else: a module has no table
             from weightcast.torch.detectors import watch
 
             table = begun.channel.table if begun is not None else None
@@ -359,8 +359,3 @@ class Publisher:
             if kind is None:
                 raise
             _log.warning("not everything was sent: %s", problem)  # the caller must see what ended the block
-
-
-def _is_module(weights: object) -> TypeGuard[torch.nn.Module]:
-    """Without importing torch, which may not be installed."""
-    return hasattr(weights, "named_parameters")

@@ -2,17 +2,8 @@
 
 `base` has the protocol; `memory`, `file`, `object`, `hub` and `http` are the kinds of buckets. `retry` and `rate` wrap
 any of them: time limits and retries, and a limit on bytes per second. `probe` finds out what a bucket guarantees,
-`download` fetches large objects in ranges, `threads` runs calls that may hang. All but `open_store` and `Store` is
-internal.
-
-To add a store:
-
-1. Write a class with the six methods of `base.Store` in a module of its own; `memory` is the shortest example. Check
-   arguments with `check_key`, `check_prefix` and `check_range`, and translate errors: `MissingError`, `AccessError`,
-   `UnreachableError` (the only one that is retried) or `StoreError`. Without a conditional write, let `create`
-   overwrite: channels then order writers by listing. `Batching` and `Littered` are optional.
-2. Test it with `contract.StoreContract`: a subclass with a fixture `store` runs a test for every promise.
-3. Give it a scheme in `open_store` below. A program can also pass the object itself wherever a URL is accepted.
+`download` fetches large objects in ranges, `threads` runs calls that may hang. `contract` tests a store against every
+promise; docs/guides/stores.md says how to write one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The protocol of a bucket: six methods, which every kind of store has, and two optional groups."""
+"""The protocol of a bucket: an address and five methods, which every kind of store has, and two optional groups."""
 
 from __future__ import annotations
 
