@@ -19,11 +19,9 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import put_heartbeat
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Heartbeat
-from weightcast.cli.console import EXIT_CODES, EXIT_CODES_HELP
-from weightcast.cli.pull import SHORT
+from weightcast.cli.console import EXIT_CODES, EXIT_CODES_HELP, SHORT
 from weightcast.cli.verbs import VERBS
-from weightcast.cli.wording import ratio, size, span
-from weightcast.cli.words import ago, count, moment_named, natural, ranges, seconds
+from weightcast.cli.wording import ago, count, moment_named, natural, ranges, ratio, seconds, size, span
 from weightcast.errors import AccessError, ChannelError, ConflictError, StoreError, UsageError
 from weightcast.store import open_store
 

@@ -241,7 +241,7 @@ def at(version: int) -> Position:
 
 def test_failed_command_waits_longer_each_time_and_a_newer_version_does_not(mirror: Path) -> None:
     clock = FakeClock()
-    command = Command("exit 3", mirror, as_json=False, clock=clock)
+    command = Command("exit 3", mirror, clock=clock)
     waits = []
     for _ in range(8):
         assert command.is_due("c", at(1))
@@ -260,11 +260,11 @@ def test_failed_command_waits_longer_each_time_and_a_newer_version_does_not(mirr
 
 def test_record_of_a_command_belongs_to_one_channel_and_one_command(mirror: Path) -> None:
     write_ran(mirror, Ran.of("c", "true", at(4)))
-    assert Command("true", mirror, as_json=False).ran("c") == at(4)
-    assert not Command("true", mirror, as_json=False).is_due("c", at(4))
-    assert Command("true", mirror, as_json=False).is_due("c", at(5))
-    assert Command("true", mirror, as_json=False).is_due("d", at(4))
-    assert Command("false", mirror, as_json=False).is_due("c", at(4))
+    assert Command("true", mirror).ran("c") == at(4)
+    assert not Command("true", mirror).is_due("c", at(4))
+    assert Command("true", mirror).is_due("c", at(5))
+    assert Command("true", mirror).is_due("d", at(4))
+    assert Command("false", mirror).is_due("c", at(4))
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"format":1,"kind":"ran"}', b"\xff\xfe"])

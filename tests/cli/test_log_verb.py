@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from cli_world import USAGE, VERSIONS, World, facts, objects, run, text
 
-from weightcast.cli.columns import Column, chosen
-from weightcast.cli.text import Text
+from weightcast.cli.text import Column, Table
 
 
 def test_log_has_the_newest_first(shared: World) -> None:
@@ -151,13 +150,16 @@ def test_versions_from_the_future_are_named_as_such(world: World) -> None:
 
 
 def test_columns_are_chosen_by_rank() -> None:
-    def column(name: str, width: int, rank: int, shortest: int | None = None) -> Column:
-        return Column(name, [Text("x" * width)], rank, shortest=shortest)
+    def shown(width: int | None, *more: Column) -> str:
+        columns = [Column("a"), Column("b", rank=2), Column("c", rank=1, shortest=4), Column("d", rank=3), *more]
+        table = Table(*columns)
+        table.add("x" * 5, "x" * 5, "x" * 30, "x" * 5, *("x" * 9 for _ in more))
+        return "".join(table.lines(colours=False, width=width)[0].split())
 
-    columns = [column("a", 5, 0), column("b", 5, 2), column("c", 30, 1, shortest=4), column("d", 5, 3)]
-    names = ["".join(kept.name for kept in chosen(columns, width)) for width in (100, 25, 24, 17, 11, 10, 3)]
-    assert names == ["abcd", "abcd", "abc", "ac", "ac", "a", "a"]
-    early = Column("w", [Text("x" * 9)], 9, early=True)
-    assert "".join(kept.name for kept in chosen([*columns, early], 60)) == "abcd", "before any cell is cut"
-    assert "".join(kept.name for kept in chosen([*columns, early], 62)) == "abcdw"
-    assert "".join(kept.name for kept in chosen([*columns, Column("", [Text("")])], None)) == "abcd"
+    assert [shown(width) for width in (100, 25, 24, 17, 11, 10, 3)] == ["abcd", "abcd", "abc", "ac", "ac", "a", "a"]
+    early = Column("w", rank=9, early=True)
+    assert shown(60, early) == "abcd", "before any cell is cut"
+    assert shown(62, early) == "abcdw"
+    empty = Table("a", "b")
+    empty.add("x")
+    assert empty.lines(colours=False) == ["a", "x"]

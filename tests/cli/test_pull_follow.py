@@ -23,6 +23,7 @@ from fake_clock import FakeClock
 import weightcast as wc
 from weightcast.channel.keys import Position
 from weightcast.cli.pull import follow_channel
+from weightcast.cli.settings import settings
 from weightcast.errors import StoreError
 from weightcast.follow.loop import OnError
 from weightcast.follow.subscriber import Subscriber
@@ -91,25 +92,28 @@ class Script(Subscriber):
             yield Update(Position(what, "0" * 64), None, 5, {"fetch": 0.1}) if isinstance(what, int) else None
 
 
-def followed(script: tuple[str | int | None, ...], as_json: bool, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def followed(script: tuple[str | int | None, ...], capsys: pytest.CaptureFixture[str]) -> list[str]:
     store, weights = MemoryStore("x"), model()
     wc.init(store, weights)
     with Script(store, weights) as subscriber:
         subscriber.script = script
-        follow_channel(subscriber, Path("folder"), 1.0, None, as_json, subscriber.clock)
+        follow_channel(subscriber, Path("folder"), 1.0, None, subscriber.clock)
     return capsys.readouterr().out.splitlines()
 
 
-def test_outage_is_warned_about_once_and_its_end_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outage_is_warned_about_once_and_its_end_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "as_json", True)
     script = ("no answer", "no answer", "no route", "no answer", 1, None, "no answer", None, None)
-    events = [json.loads(line) for line in followed(script, True, capsys)]
+    events = [json.loads(line) for line in followed(script, capsys)]
     told = [event.get("problem") or event.get("version") or event["seconds"] for event in events]
     assert told == ["no answer", "no route", 40, 1, "no answer", 10]
     assert [event["event"] for event in events].count("recovered") == 2
 
 
 def test_end_of_an_outage_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    (line,) = followed(("no answer", "no answer", None, None), False, capsys)
+    (line,) = followed(("no answer", "no answer", None, None), capsys)
     assert re.fullmatch(r"\d\d:\d\d:\d\d  back to normal after 20 s", line)
 
 

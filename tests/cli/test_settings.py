@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import weightcast as wc
 from weightcast.cli import app
-from weightcast.cli.console import Logged, note, warn
-from weightcast.cli.settings import begin_run, rate_of, settings
+from weightcast.cli.console import Logged, warn
+from weightcast.cli.settings import begin_run, settings
+from weightcast.cli.wording import rate_of
 from weightcast.errors import UsageError
 
 
@@ -50,7 +51,7 @@ def test_rates_are_read_as_people_write_them(text: str, rate: float) -> None:
     ["", "0", "0M", "0.0000000000000000001", "0.9", "9" * 400, "-1", "fast", "1X", "1M/h", "1e9", "nan", "1..5M"],
 )
 def test_other_texts_are_refused_as_rates(text: str) -> None:
-    with pytest.raises(UsageError, match="not a rate"):
+    with pytest.raises(UsageError, match="is not a rate"):
         rate_of(text)
 
 
@@ -75,7 +76,6 @@ def test_log_file_has_one_line_with_time_for_each_message(channel: Path, tmp_pat
     log = tmp_path / "log.txt"
     assert run("--log-file", log, "log", tmp_path / "gone", "-q")[0] == 9
     logging.getLogger("weightcast").info("100%% of\n%s", "it")
-    note("a note")
     warn("a warning")
     begin_run()
     warn("after the run")
@@ -83,7 +83,7 @@ def test_log_file_has_one_line_with_time_for_each_message(channel: Path, tmp_pat
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ ", line) for line in lines)
     said = [line.split(" ", 1)[1] for line in lines]
     assert said[0].startswith("ERROR there is no channel here")
-    assert said[1:] == [r"INFO 100% of\nit", "INFO a note", "WARNING a warning"]
+    assert said[1:] == [r"INFO 100% of\nit", "WARNING a warning"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device on this system")
@@ -98,8 +98,8 @@ def test_log_file_that_cannot_be_written_to_is_one_warning(channel: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        ((), ["warning: logged", "a note", "warning: a warning"]),
-        (("-v",), ["in passing", "warning: logged", "a note", "warning: a warning"]),
+        ((), ["warning: logged", "warning: a warning"]),
+        (("-v",), ["in passing", "warning: logged", "warning: a warning"]),
         (("-q",), []),
     ],
 )
@@ -112,7 +112,6 @@ def test_verbosity_options_choose_what_is_printed(
     try:
         logger.info("in passing")
         logger.warning("logged")
-        note("a note")
         warn("a warning")
     finally:
         logger.removeHandler(handler)

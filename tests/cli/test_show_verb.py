@@ -69,7 +69,7 @@ def test_show_reads_tables_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     counting = ScriptedStore(open_store(url))
     counting.answer("get", "deltas/", lambda data: asked.append(len(data)) or data)
-    monkeypatch.setattr("weightcast.store.open_store", lambda url, _: counting)
+    monkeypatch.setattr("weightcast.cli.channels.open_store", lambda url, _: counting)
     assert facts("show", url, 1)["bytes"] > 60_000
     assert 0 < sum(asked) < 17_000
 

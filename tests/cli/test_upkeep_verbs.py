@@ -19,7 +19,7 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import put_heartbeat
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Heartbeat
-from weightcast.cli.pull import SHORT
+from weightcast.cli.console import SHORT
 from weightcast.store import open_store
 
 

@@ -40,7 +40,7 @@ def test_verify_deep_reads_every_bit(world: World) -> None:
 
 def test_verify_a_folder(shared: World, tmp_path: Path) -> None:
     found = facts("verify", shared.checkpoints[6], shared.url)
-    assert (found["version"], found["behind"], found["claimed"], found["differing"]) == (6, 3, None, [])
+    assert (found["version"], found["lag"], found["claimed"], found["differing"]) == (6, 3, None, [])
     assert "the digest that it has in version 6" in text("verify", shared.checkpoints[6], shared.url)
     strange = run("verify", shared.checkpoints[VERSIONS], shared.url)
     assert strange.code == FOUND

@@ -1,10 +1,11 @@
 """The command `weightcast`: one module per verb, imported when the verb is called.
 
-To add a verb `name`: write `cli/name.py` with a function `name` whose parameters are typer's (`console` has the common
-ones: `Url`, `Threads`, `AsJson`) and whose docstring is what `weightcast name --help` shows; then add a line to
-`verbs.PANELS`, which is what `weightcast --help` shows. The function does its work inside `console.working`, opens
-buckets with `console.open_chain` or `console.open_bucket`, and prints with `say`, `facts`, `note`, `warn` and `tell`.
-`settings` has the options that every verb takes, before or after its name.
+To add a verb `name`: write `cli/name.py` with a function `name` whose parameters are typer's (`options` has those that
+several verbs share) and whose docstring is what `weightcast name --help` shows; then add a line to `verbs.PANELS`,
+which is what `weightcast --help` shows. The function opens buckets with `channels.open_chain` or
+`channels.open_bucket`, and raises `WeightcastError`s, which become one line and an exit code. It prints for people with
+`console.say`, `facts` and `caution`, and for programs with `tell`: each is silent where the other is wanted. `settings`
+has the options that every verb takes, before or after its name.
 
 Quick verbs (`log`, `status`, `plan`) import nothing at their top that needs numpy: see tests/cli/test_startup.py.
 """
@@ -13,17 +14,22 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave
+from weightcast.cli.console import EXIT_CODES_HELP, Logged, leave, working
 from weightcast.cli.settings import apply_setting, begin_run, common
 from weightcast.cli.verbs import PANELS, VERBS
 from weightcast.errors import UsageError
+
+_LOOKS: dict[str, Any] = {
+    "context_settings": {"max_content_width": 100},
+    "rich_markup_mode": None,  # rich's help costs a quarter of a second
+}
 
 
 class _Lean:
@@ -34,12 +40,11 @@ class _Lean:
     """
 
     callback: Any
-    _common: Sequence[Any] = ()
+    _common: list[Any] | None = None
 
     def get_params(self, context: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
-        if not self._common:
-            self._common = _common_options()
+        self._common = self._common or _common_options()
         parameters = [*parameters[:-1], *self._common, *parameters[-1:]]  # the last is --help
         kinds = get_type_hints(self.callback) if self.callback else {}
         for parameter in parameters:
@@ -48,11 +53,15 @@ class _Lean:
         return parameters
 
 
+def _command_of(function: Callable[..., None]) -> Any:
+    made = typer.Typer(add_completion=False)
+    made.command()(function)
+    return typer.main.get_command(made)
+
+
 def _common_options() -> list[Any]:
     """The options of `settings.common`, which no verb's function has to take."""
-    made = typer.Typer(add_completion=False, rich_markup_mode=None)
-    made.command()(common)
-    options: list[Any] = typer.main.get_command(made).params
+    options: list[Any] = _command_of(common).params
     for option in options:
         option.expose_value = False
         option.callback = _apply
@@ -81,35 +90,19 @@ def _plainly(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
     return process
 
 
-class _Command(_Lean, TyperCommand):
-    """One verb."""
+class _Verb(_Lean, TyperCommand):
+    """A verb. Its module is imported when its parameters are needed: to run it, or for its own help."""
 
+    def get_params(self, context: Any) -> list[Any]:
+        if self.callback is None:
+            name = str(self.name).replace("-", "_")
+            made = _command_of(getattr(import_module(f"weightcast.cli.{name}"), name))
+            self.callback, self.params, self.help = made.callback, made.params, made.help
+        return super().get_params(context)
 
-class _Commands(MutableMapping[str, Any]):
-    """Commands by name. That of a verb is made, and its module imported, when it is asked for."""
-
-    def __init__(self, made: MutableMapping[str, Any]):
-        self._made = made
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            function = getattr(import_module(f"weightcast.cli.{VERBS[name].module}"), name.replace("-", "_"))
-            made = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_WIDE)
-            made.command(name, cls=_Command)(function)
-            self._made[name] = typer.main.get_command(made)
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**VERBS, **self._made})
-
-    def __len__(self) -> int:
-        return len({**VERBS, **self._made})
+    def invoke(self, context: Any) -> Any:
+        with working():
+            return super().invoke(context)
 
 
 class _Verbs(_Lean, TyperGroup):
@@ -117,23 +110,18 @@ class _Verbs(_Lean, TyperGroup):
 
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.commands = _Commands(self.commands)
+        self.commands.update({name: _Verb(name, short_help=text, **_LOOKS) for name, text in VERBS.items()})
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         begin_run()
         return super().make_context(*arguments, **options)
 
-    def list_commands(self, context: Any) -> list[str]:
-        return list(self.commands)
-
     def format_commands(self, context: Any, formatter: Any) -> None:
         width = max(map(len, VERBS))
         for panel, verbs in PANELS.items():
             with formatter.section(panel):
-                formatter.write_dl([(name.ljust(width), verb.summary) for name, verb in verbs.items()])
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in verbs.items()])
 
-
-_WIDE = {"max_content_width": 100}
 
 app = typer.Typer(
     cls=_Verbs,
@@ -141,8 +129,7 @@ app = typer.Typer(
     epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's help costs a quarter of a second
-    context_settings=_WIDE,
+    **_LOOKS,
 )
 
 

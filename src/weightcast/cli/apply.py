@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from weightcast.cli.console import AsJson, Threads, working, writing_to
+from weightcast.cli.console import computing, report, writing_to
+from weightcast.cli.options import Threads
 from weightcast.cli.outputs import Force, check_output, replaced
-from weightcast.cli.words import report as print_report
 from weightcast.disk.apply import apply_in_place, apply_to_copy, resume
 from weightcast.errors import UsageError
 
@@ -22,26 +22,24 @@ def apply(
         bool, typer.Option("--resume", help="Only complete an interrupted apply; takes TARGET alone.")
     ] = False,
     threads: Threads = None,
-    as_json: AsJson = False,
 ) -> None:
     """Bring TARGET from the patch's base to its result, in place or as a copy.
 
     A wrong base is refused before a byte is touched. A kill during an apply in place does no harm: run it again.
     """
-    with working(threads, as_json) as (workers, report):
-        if len(paths) != (1 if resuming else 2) or (resuming and output):
-            raise UsageError("apply takes PATCH and TARGET, or --resume and TARGET")
-        if force and output is None:
-            raise UsageError("--force is for -o, which this command does not have")
-        target = paths[-1]
-        with writing_to(output or target):
-            if resuming:
-                done = resume(target, workers, report)
-            elif output is not None:
-                check_output(output, force, paths)
-                done = replaced(output, lambda out: apply_to_copy(paths[0], target, out, workers, report))
-            else:
-                done = apply_in_place(paths[0], target, workers, report)
-        changed = done is not None and done.changed
-        values = {"target": str(output or target), "digest": done and done.digest, "changed": changed}
-        print_report(values, as_json)
+    if len(paths) != (1 if resuming else 2) or (resuming and output):
+        hint = "Write `apply PATCH TARGET`, or `apply --resume TARGET`."
+        raise UsageError("apply takes PATCH and TARGET, or --resume and TARGET", hint=hint)
+    if force and output is None:
+        raise UsageError("--force is for -o, which is not given", hint="Leave it out: an apply in place needs none.")
+    target = paths[-1]
+    with computing(threads) as (workers, progress), writing_to(output or target):
+        if resuming:
+            done = resume(target, workers, progress)
+        elif output is not None:
+            check_output(output, force, paths)
+            done = replaced(output, lambda out: apply_to_copy(paths[0], target, out, workers, progress))
+        else:
+            done = apply_in_place(paths[0], target, workers, progress)
+    changed = done is not None and done.changed
+    report({"target": str(output or target), "digest": done and done.digest, "changed": changed})

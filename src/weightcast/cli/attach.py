@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from weightcast.channel.policy import Every, Newest, Pinned, Policy
-from weightcast.cli.console import Url, fields_of, open_chain, say, tell, warn, working
-from weightcast.cli.versions import NAMES, version_named
+from weightcast.channel import policy as policies
+from weightcast.channel.policy import Policy
+from weightcast.cli.channels import open_chain, version_named
+from weightcast.cli.console import say, tell
+from weightcast.cli.following import Outage, happened, print_warning
+from weightcast.cli.options import NAMES, Every, Url
 from weightcast.engine.agent import Agent
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.update import EngineUpdate
@@ -43,7 +45,7 @@ def attach(
         bool, typer.Option("--keep-cache", help="Keep prefixes that were computed with old weights.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Bring the engine to the version and leave.")] = False,
-    every: Annotated[float, typer.Option(min=0.01, metavar="SECONDS", help="How often to look.")] = 1.0,
+    every: Every = 1.0,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -59,40 +61,49 @@ def attach(
             metavar="NAME", help="Report to the bucket as NAME; else as this host, with digits for the mirror."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line instead of text.")] = False,
 ) -> None:
     """Keep a running engine at the channel's newest weights; it is paused only while they are written."""
-    with working(None, as_json) as (_, _report), ExitStack() as opened:
+    if version is not None and every_version:
+        raise UsageError("--version holds one version, --every-version takes them all", hint="Leave one of them out.")
+    with ExitStack() as opened:
         chain = open_chain(url)
         folder = mirror or default_mirror(chain.channel.id)
+        name = replica or default_replica(folder)
+        policy: Policy = policies.Every() if every_version else policies.Newest()
+        if version is not None:
+            policy = policies.Pinned(version_named(chain, version))
         agent = opened.enter_context(
             Agent(
                 chain.store,
                 HttpEngine(engine),
                 folder,
-                policy=_policy(None if version is None else version_named(chain, version), every_version),
+                policy=policy,
                 prove=prove,
                 clear_cache=not keep_cache,
-                replica=replica or default_replica(folder),
+                replica=name,
             )
         )
         if once:
-            update = agent.step()
-            _tell(update, as_json) if update else _tell_there(agent, as_json)
-            if agent.short is not None:
-                _warn(agent.short, as_json)
+            _bring_once(agent)
             return
         watch = _watched(agent, listen, token_file, opened)
+        fields = {"channel": chain.store.url, "engine": engine, "mirror": str(folder), "replica": name}
+        happened("begin", f"following {chain.store.url} for {engine}, with a mirror in {folder}, as {name}", **fields)
         with suppress(KeyboardInterrupt):
-            _follow(agent, watch, every, as_json)
-        if as_json:
-            tell({"event": "end", "version": agent.position.version if agent.position else None})
+            _follow(agent, watch, every)
+        tell({"event": "end", "version": agent.position.version if agent.position else None})
 
 
-def _policy(version: int | None, every_version: bool) -> Policy:
-    if version is not None and every_version:
-        raise UsageError("--version holds one version, --every-version takes them all")
-    return Pinned(version) if version is not None else Every() if every_version else Newest()
+def _bring_once(agent: Agent) -> None:
+    update = agent.step()
+    if update is not None:
+        _print(update)
+    else:
+        version = agent.position.version if agent.position else None
+        tell({"event": "there", "version": version})
+        say(f"the engine is at version {version} already")
+    if agent.short is not None:
+        print_warning(agent.short)
 
 
 def _watched(agent: Agent, listen: str | None, token_file: Path | None, opened: ExitStack) -> Any:
@@ -120,52 +131,34 @@ def _token(file: Path) -> str:
     return token
 
 
-def _follow(agent: Agent, watch: Any, every: float, as_json: bool) -> None:
-    reported: set[str] = set()
+def _follow(agent: Agent, watch: Any, every: float) -> None:
+    outage = Outage(_FATAL)
 
-    def trouble(error: WeightcastError) -> None:
-        """One line for an outage, however many attempts it lasts."""
-        if isinstance(error, _FATAL):
-            raise error
+    def failed(error: WeightcastError) -> None:
+        outage.failed(error)
         if watch is not None:
             watch.failed()
-        if agent.trouble is None:
-            reported.clear()
-        if str(error) not in reported:
-            _warn(error, as_json)
-        reported.add(str(error))
 
-    for update in agent.follow(every, trouble):
-        if agent.trouble is None:
-            reported.clear()
-        if watch is not None:
-            watch.took(update)
-        _tell(update, as_json)
+    for update in agent.rounds(every, failed):
+        outage.round_ended()
+        if update is not None:
+            if watch is not None:
+                watch.took(update)
+            _print(update)
 
 
-def _warn(error: WeightcastError, as_json: bool) -> None:
-    tell({"event": "warning", **fields_of(error)}) if as_json else warn(str(error))
-
-
-def _tell(update: EngineUpdate, as_json: bool) -> None:
-    seconds = {phase: round(value, 4) for phase, value in update.seconds.items()}
-    if as_json:
-        values = {"version": update.position.version, "digest": update.position.digest, "changed": update.changed}
-        more = {"reloaded": update.reloaded, "unproven": list(update.unproven), "pause": round(update.pause, 4)}
-        tell({"event": "version", "time": round(time.time(), 3), **values, **more, "seconds": seconds})
-        return
+def _print(update: EngineUpdate) -> None:
     loaded = f"  {update.reloaded:,} tensors reloaded" if update.reloaded else ""
     doubts = f"  {len(update.unproven):,} unproven" if update.unproven else ""
-    spent = 1000 * update.pause
-    line = (
-        f"version {update.position.version:<6} {update.changed:>12,} elements  paused {spent:8.1f} ms{loaded}{doubts}"
+    changed = f"{update.changed:>12,} elements  paused {1000 * update.pause:8.1f} ms"
+    happened(
+        "version",
+        f"version {update.position.version:<6} {changed}{loaded}{doubts}",
+        version=update.position.version,
+        digest=update.position.digest,
+        changed=update.changed,
+        reloaded=update.reloaded,
+        unproven=list(update.unproven),
+        pause=round(update.pause, 4),
+        seconds={phase: round(value, 4) for phase, value in update.seconds.items()},
     )
-    say(f"{time.strftime('%H:%M:%S')}  {line}")
-
-
-def _tell_there(agent: Agent, as_json: bool) -> None:
-    version = agent.position.version if agent.position else None
-    if as_json:
-        tell({"event": "there", "version": version})
-    else:
-        say(f"the engine is at version {version} already")

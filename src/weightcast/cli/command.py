@@ -11,6 +11,7 @@ from pathlib import Path
 
 from weightcast.channel.keys import Position
 from weightcast.cli.console import tell, uninterrupted, warn
+from weightcast.cli.settings import settings
 from weightcast.disk.durable import disk_errors
 from weightcast.follow.command_record import Ran, read_ran, write_ran
 from weightcast.follow.mirror_folder import MirrorFolder
@@ -33,9 +34,8 @@ class Arrival:
 class Command:
     """Remembers in the mirror for which version it succeeded, and when to try again if it failed."""
 
-    def __init__(self, text: str, folder: Path, as_json: bool, clock: Clock = CLOCK):
-        self._text, self._folder, self._as_json = text, folder, as_json
-        self._clock = clock
+    def __init__(self, text: str, folder: Path, clock: Clock = CLOCK):
+        self._text, self._folder, self._clock = text, folder, clock
         self._ran = read_ran(folder)
         self._backoff = Backoff(1.0)
         self._failed: Position | None = None
@@ -58,7 +58,7 @@ class Command:
     def run(self, channel: str, arrival: Arrival, event: bool = False) -> int:
         """Run it now; its exit code. The mirror's files do not change meanwhile."""
         with MirrorFolder(self._folder).shared():
-            code = execute(self._text, self._folder, arrival, self._as_json)
+            code = execute(self._text, self._folder, arrival)
         if code:
             self.failed(arrival.position, f"the command ended with exit code {code}")
         else:
@@ -67,7 +67,7 @@ class Command:
                 write_ran(self._folder, ran)
             self._ran, self._failed, self.problem = ran, None, None
             self._backoff.succeeded()
-        if self._as_json and event:
+        if settings.as_json and event:
             tell({"event": "command", "version": arrival.position.version, "exit_code": code})
         elif code:
             warn(f"the command ended with exit code {code}")
@@ -81,7 +81,7 @@ class Command:
         self._not_before = self._clock.now() + self._backoff.failed()
 
 
-def execute(command: str, folder: Path, arrival: Arrival, as_json: bool) -> int:
+def execute(command: str, folder: Path, arrival: Arrival) -> int:
     """Run a command in the shell with the version in its environment; its exit code.
 
     It has a session of its own, so that a signal to us reaches it through us, and it is waited for.
@@ -101,7 +101,7 @@ def execute(command: str, folder: Path, arrival: Arrival, as_json: bool) -> int:
                 shell=True,
                 env=os.environ | values,
                 stdin=subprocess.DEVNULL,
-                stdout=2 if as_json else None,
+                stdout=2 if settings.as_json else None,
                 start_new_session=True,
             )
         code = child.wait()

@@ -1,4 +1,4 @@
-"""What all verbs share: options, progress, facts for people or programs, and errors with their exit code."""
+"""What all verbs share: signals, threads and kernels, what is printed for people or programs, and exit codes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
-from weightcast.cli.progress import bars
+from weightcast.cli.progress import bars, spinner
 from weightcast.cli.settings import settings
-from weightcast.cli.text import Table, Text, printed
-from weightcast.disk.durable import Report, silent
+from weightcast.cli.text import Column, Table, Text, printed
+from weightcast.cli.wording import in_words
+from weightcast.disk.durable import Report
 from weightcast.errors import (
     AccessError,
     ChannelError,
@@ -30,18 +31,12 @@ from weightcast.errors import (
     FormatError,
     InterruptedApplyError,
     MismatchError,
-    MissingError,
     SpaceError,
     StoreError,
     UsageError,
     WeightcastError,
 )
 from weightcast.format.workers import Workers
-
-if TYPE_CHECKING:
-    from weightcast.channel.chain import Chain
-    from weightcast.channel.records import Manifest
-    from weightcast.store.base import Store
 
 EXIT_CODES: dict[type[Exception], int] = {
     UsageError: 2,
@@ -56,10 +51,13 @@ EXIT_CODES: dict[type[Exception], int] = {
     SpaceError: 11,
     EngineError: 12,
 }
-"""The first that fits counts. Anything else that goes wrong is 1; a signal is 128 and its number."""
+"""The first that fits counts. Any other error is 1; a signal is 128 and its number."""
 
 FOUND = EXIT_CODES[MismatchError]
 """For what `verify` finds."""
+
+SHORT = 13
+"""An older version than the newest was reached, since no intact route leads further."""
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 done; 1 anything else; 2 wrong usage; 3 weights do not belong together, or verify found something; "
@@ -69,14 +67,8 @@ EXIT_CODES_HELP = (
     "13 pull reached an older version than the newest, since newer ones are damaged; 130 interrupted."
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads to use; all cores by default.")]
-Url = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL", help="The channel: a folder, s3://bucket/folder, gs://…, az://…, hf://buckets/… or https://…."
-    ),
-]
+
+# -- signals -----------------------------------------------------------------------------------------------------------
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -90,92 +82,91 @@ class _Stop:
 
     def __init__(self) -> None:
         self.number = 0
-        self._printing = self._late = False
+        self._busy = self._late = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.number:
             leave(number, frame)
         self.number = number
-        self._late = self._printing
+        self._late = self._busy
         if not self._late:
             raise KeyboardInterrupt
 
     @contextmanager
-    def printing(self) -> Iterator[None]:
-        """The screen is ours: no bars, and a signal waits until a line is out, whole and once."""
+    def waits(self) -> Iterator[None]:
+        """The screen is free of bars, and a signal waits until what is inside is done."""
         bars.clear()
         if threading.current_thread() is not threading.main_thread():
             yield  # signals go to the main thread, and are not to be raised in another
             return
-        self._printing = True
+        self._busy = True
         try:
             yield
         finally:
-            self._printing = False
+            self._busy = False
         if self._late:
             self._late = False
             raise KeyboardInterrupt
 
 
 _stop = _Stop()
+uninterrupted = _stop.waits
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A signal waits until what is inside is done."""
-    with _stop.printing():
-        yield
-
-
-@contextmanager
-def _stopping() -> Iterator[None]:
-    """SIGINT and SIGTERM end the work inside, if this is the thread that gets them."""
-    _stop.number = 0
+def _on_signals(action: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call ``action`` meanwhile, if this is the thread that gets them."""
     ours = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)} if ours else {}
+    before = {number: signal.signal(number, action) for number in (signal.SIGINT, signal.SIGTERM)} if ours else {}
     try:
         yield
     finally:
-        for number, action in before.items():
-            signal.signal(number, action)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
-def working(threads: int | None, as_json: bool, kernels: bool = True) -> Iterator[tuple[Workers, Report]]:
-    """Threads, kernels and progress bars for one verb; errors become one line and an exit code."""
+def working() -> Iterator[None]:
+    """The work of one verb: a signal ends it, and errors become one line and an exit code."""
+    _stop.number = 0
     try:
-        # Not while kernels are loaded: an interrupt there is raised in a callback from C, and shown instead of obeyed.
-        if kernels:
-            prepare_kernels()
-        with _stopping(), Workers(threads) as workers:
-            yield workers, bars.report
+        with _on_signals(_stop):
+            yield
     except BrokenPipeError:
-        raise  # whoever reads our output has had enough of it
+        raise  # whoever reads our output has closed it
     except (WeightcastError, OSError) as error:
-        fail(error, as_json)
+        fail(error)
     except KeyboardInterrupt:
-        _complain("interrupted", {"kind": "KeyboardInterrupt", "text": "interrupted"}, as_json)
+        _print_error({"kind": "KeyboardInterrupt", "text": "interrupted"})
         raise typer.Exit(128 + (_stop.number or signal.SIGINT)) from None
     finally:
         bars.clear()
 
 
+@contextmanager
+def computing(threads: int | None, kernels: bool = True) -> Iterator[tuple[Workers, Report]]:
+    """Threads, kernels and progress bars for a verb that reads weights."""
+    if kernels:
+        prepare_kernels()
+    with Workers(threads) as workers:
+        yield workers, bars.report
+
+
 def prepare_kernels() -> None:
     """Compile or load the kernels where it can be seen, not inside the first thing that is measured."""
-    from weightcast.cli.terminal import err
     from weightcast.format.kernels.ready import warm_up
 
-    with err.status("preparing kernels (seconds, the first time on a machine)"):
+    # An interrupt here would be raised in a callback from C, and shown instead of obeyed.
+    with _on_signals(leave), spinner("preparing kernels (seconds, the first time on a machine)"):
         warm_up()
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def fail(error: Exception, as_json: bool) -> NoReturn:
-    """One line for people, the fields for programs."""
-    fields = fields_of(error)
-    _complain(fields["text"], fields, as_json)
+def fail(error: Exception) -> NoReturn:
+    """Print one line for people, or the fields for programs, and end the verb."""
+    _print_error(fields_of(error))
     raise typer.Exit(code_of(error))
 
 
@@ -186,12 +177,11 @@ def code_of(error: Exception) -> int:
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
 
 
-def _complain(text: str, fields: dict[str, str], as_json: bool) -> None:
-    settings.record(logging.ERROR, text)
-    if as_json:
-        tell({"error": fields})
-        return
-    _print_error_line(("error:", "bold red"), " ", text)
+def _print_error(fields: dict[str, str]) -> None:
+    settings.record(logging.ERROR, fields["text"])
+    tell({"error": fields})
+    if not settings.as_json:
+        _print_error_line(("error:", "bold red"), " ", fields["text"])
 
 
 def fields_of(error: Exception) -> dict[str, str]:
@@ -227,7 +217,7 @@ def _problem(error: OSError) -> str:
 
 @contextmanager
 def writing_to(target: Path) -> Iterator[None]:
-    """Errors of the system in here that say one may not write become a `UsageError` about the place that was named."""
+    """Inside, errors of the system that forbid writing become a `UsageError` about the place that was named."""
     try:
         yield
     except OSError as error:
@@ -237,10 +227,33 @@ def writing_to(target: Path) -> Iterator[None]:
         raise UsageError(problem, file=str(target), hint=_REMEDIES[error.errno]) from error
 
 
-def note(text: str) -> None:
-    """One line about what is going on, on standard error; with --quiet only in the log file."""
-    settings.record(logging.INFO, text)
-    _show_note(text)
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+def say(what: str | Text | Table) -> None:
+    """Print for people, unless --json is given: a string is one line. Nothing in it can act on the terminal."""
+    if not settings.as_json:
+        _print_whole(printed(what))
+
+
+def tell(values: dict[str, Any]) -> None:
+    """Print for programs, if --json is given: one line."""
+    if settings.as_json:
+        _print_whole(json.dumps(values))
+
+
+def facts(values: dict[str, str]) -> None:
+    """Print names and values for people, one per line."""
+    table = Table(Column(style="dim"), Column(left=True), header=False)
+    for name, value in values.items():
+        table.add(name, value)
+    say(table)
+
+
+def report(values: dict[str, Any], **for_programs: Any) -> None:
+    """Print facts: in words for people; as they are, and with more, for programs."""
+    tell(values | for_programs)
+    facts(in_words(values))
 
 
 def warn(text: str) -> None:
@@ -249,23 +262,14 @@ def warn(text: str) -> None:
     _show_warning(text)
 
 
-def _show_note(text: str) -> None:
-    if not settings.quiet:
-        _print_error_line(text)
-
-
-def _show_warning(text: str) -> None:
-    if not settings.quiet:
-        _print_error_line(("warning:", "bold yellow"), " ", text)
-
-
-def _print_error_line(*parts: str | tuple[str, str]) -> None:
-    with _stop.printing():
-        print(printed(Text.assemble(*parts), sys.stderr), file=sys.stderr, flush=True)
+def caution(text: str) -> None:
+    """Warn people; with --json a program finds the same in what it is told."""
+    if not settings.as_json:
+        warn(text)
 
 
 class Logged(logging.Handler):
-    """Prints what libraries log: warnings as `warn` does, and with --verbose the rest as notes."""
+    """Prints what libraries log: warnings as `warn` does, and with --verbose the rest."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -274,76 +278,19 @@ class Logged(logging.Handler):
             text = str(record.msg)
         if record.levelno >= logging.WARNING:
             _show_warning(text)
-        elif settings.verbose:
-            _show_note(text)
+        elif settings.verbose and not settings.quiet:
+            _print_error_line(text)
 
 
-def say(what: str | Text | Table) -> None:
-    """Print for people: a string is one line. Nothing in it can act on the terminal."""
-    with _stop.printing():
-        print(printed(what), flush=True)
+def _show_warning(text: str) -> None:
+    if not settings.quiet:
+        _print_error_line(("warning:", "bold yellow"), " ", text)
 
 
-def tell(values: dict[str, Any]) -> None:
-    """Print for programs: one line."""
-    with _stop.printing():
-        print(json.dumps(values), flush=True)
+def _print_error_line(*parts: str | tuple[str, str]) -> None:
+    _print_whole(printed(Text.assemble(*parts), sys.stderr), sys.stderr)
 
 
-def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def facts(values: dict[str, Any], as_json: bool) -> None:
-    """Name and value, one per line, or one JSON object."""
-    if as_json:
-        tell(values)
-        return
-    table = Table(header=False)
-    table.add_column(justify="right", style="dim")
-    table.add_column()
-    for name, value in values.items():
-        table.add_row(name, _shown(value))
-    say(table)
-
-
-# -- channels ----------------------------------------------------------------------------------------------------------
-
-
-def open_bucket(url: str, report: Report = silent) -> Store:
-    """The bucket at an address, within --limit-rate; ``report`` is for uploads."""
-    from weightcast.store import open_store
-
-    store = open_store(url, report)
-    if settings.limit_rate is None:
-        return store
-    from weightcast.store.rate import Limited
-
-    return Limited(store, settings.limit_rate)
-
-
-def open_chain(url: str, report: Report = silent) -> Chain:
-    """The channel at an address; ``report`` is for uploads."""
-    from weightcast.channel.chain import Chain
-
-    return Chain.open(open_bucket(url, report))
-
-
-def commit_of(chain: Chain, version: int) -> Manifest:
-    """The commit of a version; `UsageError` if there is none."""
-    try:
-        return chain.manifest(version)
-    except MissingError:
-        hint = f"`weightcast log {chain.store.url}` lists those there are."
-        raise UsageError(f"there is no version {version}", file=chain.store.url, hint=hint) from None
-
-
-def head_of(chain: Chain) -> Manifest:
-    """The newest commit; `ChannelError` if there is none yet."""
-    head = chain.head()
-    if head is None:
-        hint = "Finish it with `weightcast init URL CHECKPOINT`."
-        raise ChannelError("the channel has no version yet", file=chain.store.url, hint=hint)
-    return head
+def _print_whole(text: str, stream: Any = None) -> None:
+    with uninterrupted():
+        print(text, file=stream, flush=True)

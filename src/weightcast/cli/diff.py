@@ -1,13 +1,13 @@
 """`weightcast diff OLD NEW -o PATCH`"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from weightcast.cli.console import AsJson, Threads, working, writing_to
+from weightcast.cli.console import computing, report, writing_to
+from weightcast.cli.options import Codec, Threads
 from weightcast.cli.outputs import Force, check_output
-from weightcast.cli.words import report as print_report
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
 
@@ -16,21 +16,17 @@ def diff(
     old: Annotated[Path, typer.Argument(help="Weights before: a safetensors file or a checkpoint folder.")],
     new: Annotated[Path, typer.Argument(help="Weights after.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the patch.")],
-    codec: Annotated[
-        Literal["plain", "gap", "banded"],
-        typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader)."),
-    ] = "banded",
+    codec: Codec = "banded",
     force: Force = False,
     threads: Threads = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write the patch that leads from OLD to NEW, with a few tensors in memory at a time."""
-    with working(threads, as_json) as (workers, report):
-        with Checkpoint(old) as before, Checkpoint(new) as after:
-            check_output(output, force, before.files + after.files)
-            with writing_to(output):
-                written = write_patch(before, after, output, codec, workers, report)
-        values = {
+    with computing(threads) as (workers, progress), Checkpoint(old) as before, Checkpoint(new) as after:
+        check_output(output, force, before.files + after.files)
+        with writing_to(output):
+            written = write_patch(before, after, output, codec, workers, progress)
+    report(
+        {
             "patch": str(output),
             "codec": codec,
             "base": written.base,
@@ -41,4 +37,4 @@ def diff(
             "bits_per_change": 8 * written.nbytes / written.changed if written.changed else None,
             "ratio_to_full": written.model.nbytes / written.nbytes,
         }
-        print_report(values, as_json)
+    )

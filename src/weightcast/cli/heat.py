@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weightcast.cli.text import Table, Text
-from weightcast.cli.words import natural
+from weightcast.cli.text import Column, Table, Text
+from weightcast.cli.wording import natural
 from weightcast.format.spec import TensorTable
 
 _STEPS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -129,23 +129,18 @@ def block(density: float) -> Text:
 
 def drawn(stack: Stack) -> Table:
     """A stack of layers, one row each."""
-    table = Table()
-    table.add_column("layer", justify="right", style="dim")
-    for kind in stack.kinds:
-        table.add_column(kind, justify="right")
+    table = Table(Column("layer", style="dim"), *stack.kinds)
     for layer in stack.layers:
         cells = (stack.cells.get((layer, kind)) for kind in stack.kinds)
-        table.add_row(str(layer), *(block(cell.density) if cell else Text("") for cell in cells))
+        table.add(str(layer), *(block(cell.density) if cell else Text("") for cell in cells))
     return table
 
 
 def listed(cells: Mapping[str, Cell]) -> Table:
     """Tensors by name, where there are no layers to draw."""
-    table = Table(header=False)
-    table.add_column(justify="right")
-    table.add_column()
+    table = Table("", Column(left=True), header=False)
     for name in sorted(cells, key=natural):
-        table.add_row(block(cells[name].density), name)
+        table.add(block(cells[name].density), name)
     return table
 
 

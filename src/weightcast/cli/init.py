@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from weightcast.channel.records import Reference
-from weightcast.cli.console import AsJson, Threads, Url, open_bucket, warn, working
-from weightcast.cli.words import report as print_report
+from weightcast.cli.channels import open_bucket
+from weightcast.cli.console import caution, computing, report
+from weightcast.cli.options import Threads, Url
 from weightcast.errors import UsageError
 from weightcast.publish import open as begin
 from weightcast.publish.open import left_out
@@ -36,32 +37,33 @@ def init(
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="The training step of version 0.")] = None,
     threads: Threads = None,
-    as_json: AsJson = False,
 ) -> None:
     """Begin a channel with a checkpoint as its version 0."""
     began = time.monotonic()
-    with working(threads, as_json) as (workers, report):
+    with computing(threads) as (workers, progress):
         weights, elsewhere = _weights(checkpoint, from_hub, reference)
-        store = open_bucket(url, report)
-        manifest = begin.init(store, weights, reference=elsewhere, step=step, workers=workers, report=report)
-        values = {
-            "channel": store.url,
-            "id": manifest.channel,
-            "version": manifest.position.version,
-            "digest": manifest.position.digest,
-            "elements": manifest.changed,
-            "seconds": round(time.monotonic() - began, 3),
-        }
+        store = open_bucket(url, progress)
+        manifest = begin.init(store, weights, reference=elsewhere, step=step, workers=workers, report=progress)
         unsent = left_out(weights) if isinstance(weights, Path) and elsewhere is None else []
-        print_report(values | {"left_out": unsent} if as_json else values, as_json)
-        if unsent and not as_json:
-            warn_left_out(unsent)
+        report(
+            {
+                "channel": store.url,
+                "id": manifest.channel,
+                "version": manifest.position.version,
+                "digest": manifest.position.digest,
+                "elements": manifest.changed,
+                "seconds": round(time.monotonic() - began, 3),
+            },
+            left_out=unsent,
+        )
+        caution_left_out(unsent)
 
 
-def warn_left_out(names: list[str]) -> None:
-    """Say which files replicas will not get."""
+def caution_left_out(names: list[str]) -> None:
+    """Say which files replicas will not get, if any."""
     shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    warn(f"not uploaded, since an anchor has only weights, configuration and tokenizer: {shown}")
+    if names:
+        caution(f"not uploaded, since an anchor has only weights, configuration and tokenizer: {shown}")
 
 
 def _weights(

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from weightcast.cli.console import AsJson, say, tell, working
+from weightcast.cli.console import report, say
 from weightcast.cli.tensors import All, list_tensors
-from weightcast.cli.words import report
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 
@@ -15,19 +14,14 @@ from weightcast.format.safetensors import FileSource
 def inspect(
     patch: Annotated[Path, typer.Argument(help="A patch file.")],
     everything: All = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show what a patch contains. This needs no weights."""
-    with working(1, as_json, kernels=False):
-        with FileSource(patch) as source:
-            summary, tensors = describe(PatchReader(source))
-        if as_json:
-            tell(summary | {"tensors": tensors})
-            return
-        report(summary, as_json=False)
-        if tensors:
-            say("")
-            list_tensors(tensors, everything)
+    with FileSource(patch) as source:
+        summary, tensors = describe(PatchReader(source))
+    report(summary, tensors=tensors)
+    if tensors:
+        say("")
+        list_tensors(tensors, everything)
 
 
 def describe(reader: PatchReader) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -15,13 +15,13 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Manifest
 from weightcast.channel.tags import tags_by_position
-from weightcast.cli.columns import Column, fitted
-from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, warn, working
-from weightcast.cli.text import Table, Text
-from weightcast.cli.versions import range_named
-from weightcast.cli.wording import moment, ratio, size, span
-from weightcast.cli.words import count, is_ahead, moment_named
+from weightcast.cli.channels import head_of, open_chain, range_named
+from weightcast.cli.console import caution, say, tell
+from weightcast.cli.options import Url
+from weightcast.cli.text import Column, Table
+from weightcast.cli.wording import count, is_ahead, moment, moment_named, ratio, size, span
 from weightcast.errors import FormatError, MissingError, UsageError
+from weightcast.format.spec import TensorTable
 
 _AT_ONCE = 16
 """Manifests that are fetched at the same time."""
@@ -71,24 +71,26 @@ def log(
         bool, typer.Option("--marked", help="Only anchors, pins, and versions with a tag or a label.")
     ] = False,
     long: Annotated[bool, typer.Option("--long", help="Show digests and times instead of ages.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """List versions, the newest first.
 
     ⚓ is an anchor, where a replica can begin. ⇤8 is a squash of 8 versions that ends here. (best) is a tag.
     """
-    with working(1, as_json, kernels=False):
-        now = time.time()
-        picked = _filter(step, moment_named(since, now) if since is not None else None, marked)
-        chain = open_chain(url)
-        head = head_of(chain)
-        first, last = range_named(chain, wanted, head.position.version) if wanted else (0, head.position.version)
-        most = number or (None if everything or wanted else _NEWEST)
-        entries = _entries(chain, head, _newest_first(chain, head.position.version, first, last, most), picked, most)
-        if as_json:
-            tell({"channel": chain.channel.id, "versions": [_fields(chain, entry) for entry in entries]})
-        else:
-            _print(chain, entries, now, long)
+    now = time.time()
+    picked = _filter(step, moment_named(since, now) if since is not None else None, marked)
+    chain = open_chain(url)
+    head, model = head_of(chain), chain.channel.table
+    first, last = range_named(chain, wanted, head.position.version) if wanted else (0, head.position.version)
+    most = number or (None if everything or wanted else _NEWEST)
+    entries = _entries(chain, head, _newest_first(chain, head.position.version, first, last, most), picked, most)
+    tell({"channel": chain.channel.id, "versions": [_fields(entry, model) for entry in entries]})
+    say(_table(entries, model, now, long) if entries else "no version matches")
+    ahead = [entry.manifest.time for entry in entries if entry.manifest and is_ahead(now - entry.manifest.time)]
+    if ahead:
+        caution(f"{count(len(ahead), 'version')} from the future, by up to {span(max(ahead) - now)}: check the clocks")
+    for entry in entries:
+        if entry.problem is not None:
+            caution(f"version {entry.version}: {entry.problem}")
 
 
 Filter = Callable[[Entry], bool]
@@ -117,9 +119,8 @@ def _steps(text: str) -> tuple[int | None, int | None]:
     first, dots, last = text.partition("..")
     ends = [part for part in (first, last) if part]
     if not ends or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in ends):
-        raise UsageError(
-            f"{text[:100]!r} is not a step or a range of steps", hint="Write 500, 500..900, 500.. or ..900."
-        )
+        hint = "Write 500, 500..900, 500.. or ..900."
+        raise UsageError(f"{text[:100]!r} is not a step or a range of steps", hint=hint)
     low = int(first) if first else None
     return low, (int(last) if last else None) if dots else low
 
@@ -136,13 +137,13 @@ def _newest_first(chain: Chain, head: int, first: int, last: int, most: int | No
 
 
 def _entries(chain: Chain, head: Manifest, versions: Iterator[int], picked: Filter, most: int | None) -> list[Entry]:
-    anchors = {edge.result: edge.nbytes for edge in chain.anchor_edges()}
-    anchors |= {anchor.position.version: 0 for anchor in chain.references() if anchor.position.version not in anchors}
+    anchors = {anchor.position.version: 0 for anchor in chain.references()}
+    anchors |= {edge.result: edge.nbytes for edge in chain.anchor_edges()}
     pinned, named = pins(chain), tags_by_position(chain)
-    spans: dict[int, list[int]] = {}
+    spans: dict[int, set[int]] = {}
     for edge in chain.squash_edges(0):
         if edge.base is not None:
-            spans.setdefault(edge.result, []).append(edge.result - edge.base)
+            spans.setdefault(edge.result, set()).add(edge.result - edge.base)
 
     def one(version: int) -> Entry | None:
         manifest, problem = head if version == head.position.version else None, None
@@ -152,10 +153,9 @@ def _entries(chain: Chain, head: Manifest, versions: Iterator[int], picked: Filt
             return None  # collected meanwhile
         except FormatError as error:
             problem = error.problem
-        squashes = tuple(sorted(set(spans.get(version, ()))))
         names = named.get(manifest.position, ()) if manifest else ()
-        marks = anchors.get(version), version in pinned, squashes, names
-        return Entry(version, manifest, problem, *marks)
+        squashes = tuple(sorted(spans.get(version, ())))
+        return Entry(version, manifest, problem, anchors.get(version), version in pinned, squashes, names)
 
     found: list[Entry] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -168,14 +168,18 @@ def _entries(chain: Chain, head: Manifest, versions: Iterator[int], picked: Filt
 
 
 def _nbytes(entry: Entry, manifest: Manifest) -> int:
-    """What the version took to publish; an anchor's own record says nothing of its weight."""
+    """What the version took to publish; the size of an anchor's own record is not that of its files."""
     return manifest.object.size if manifest.base is not None else entry.anchor or 0
 
 
-def _fields(chain: Chain, entry: Entry) -> dict[str, Any]:
-    marks = {"anchor": entry.anchor is not None, "pinned": entry.pinned, "squashes": list(entry.squashes)}
-    marks |= {"tags": list(entry.tags)}
-    manifest, table = entry.manifest, chain.channel.table
+def _fields(entry: Entry, model: TensorTable) -> dict[str, Any]:
+    manifest = entry.manifest
+    marks = {
+        "anchor": entry.anchor is not None,
+        "pinned": entry.pinned,
+        "squashes": list(entry.squashes),
+        "tags": list(entry.tags),
+    }
     if manifest is None:
         return {"version": entry.version, "problem": entry.problem, **marks}
     nbytes = _nbytes(entry, manifest)
@@ -185,9 +189,9 @@ def _fields(chain: Chain, entry: Entry) -> dict[str, Any]:
         "step": manifest.step,
         "time": manifest.time,
         "changed": manifest.changed,
-        "density": manifest.changed / max(table.elements, 1),
+        "density": manifest.changed / max(model.elements, 1),
         "bytes": nbytes,
-        "ratio_to_full": table.nbytes / nbytes if nbytes else None,
+        "ratio_to_full": model.nbytes / nbytes if nbytes else None,
         "codec": manifest.codec,
         "writer": manifest.writer,
         "label": manifest.label,
@@ -195,62 +199,44 @@ def _fields(chain: Chain, entry: Entry) -> dict[str, Any]:
     }
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
-
-
-def _print(chain: Chain, entries: list[Entry], now: float, long: bool) -> None:
-    if not entries:
-        say("no version matches")
-        return
-    say(_table(chain, entries, now, long))
-    ahead = [entry.manifest.time for entry in entries if entry.manifest and is_ahead(now - entry.manifest.time)]
-    if ahead:
-        warn(f"{count(len(ahead), 'version')} from the future, by up to {span(max(ahead) - now)}: check the clocks")
+def _table(entries: list[Entry], model: TensorTable, now: float, long: bool) -> Table:
+    table = Table(
+        Column("version", style="yellow"),
+        "digest",
+        "time (UTC)",
+        "step",
+        "age",
+        Column("changed", rank=3),
+        "size",
+        Column("ratio", rank=4),
+        Column("codec", left=True, rank=5),
+        Column(left=True, style="cyan"),
+        Column("label", left=True, rank=1, shortest=12),
+        Column("writer", left=True, style="dim", rank=6, early=True),
+    )
     for entry in entries:
-        if entry.problem is not None:
-            warn(f"version {entry.version}: {entry.problem}")
+        table.add(str(entry.version), *_cells(entry, model, now, long))
+    return table
 
 
-def _table(chain: Chain, entries: list[Entry], now: float, long: bool) -> Table:
-    full = chain.channel.table
-
-    def cells(of: Callable[[Entry, Manifest], str]) -> list[Text]:
-        return [Text(of(entry, entry.manifest) if entry.manifest else "") for entry in entries]
-
-    def share(_: Entry, manifest: Manifest) -> str:
-        return f"{manifest.changed / max(full.elements, 1):.3%}" if manifest.base is not None else ""
-
-    def to_full(entry: Entry, manifest: Manifest) -> str:
-        return ratio(full.nbytes, _nbytes(entry, manifest)) if manifest.base is not None else ""
-
-    def age(_: Entry, manifest: Manifest) -> str:
-        return "future" if is_ahead(now - manifest.time) else span(now - manifest.time)
-
-    def nbytes(entry: Entry, manifest: Manifest) -> str:
-        return size(_nbytes(entry, manifest)) if _nbytes(entry, manifest) else ""
-
-    when = [
-        Column("digest", cells(lambda _, manifest: manifest.position.digest[:12])),
-        Column("time (UTC)", cells(lambda _, manifest: moment(manifest.time).removesuffix(" UTC"))),
-    ]
-    writers = [Text(entry.manifest.writer if entry.manifest else "", "dim") for entry in entries]
-    columns = [
-        Column("version", [Text(str(entry.version), "yellow") for entry in entries]),
-        *(when if long else []),
-        Column("step", cells(lambda _, manifest: "" if manifest.step is None else str(manifest.step))),
-        *([] if long else [Column("age", cells(age))]),
-        Column("changed", cells(share), rank=3),
-        Column("size", cells(nbytes)),
-        Column("ratio", cells(to_full), rank=4),
-        Column("codec", cells(lambda _, manifest: manifest.codec or "whole"), rank=5, left=True),
-        Column("", [_marks(entry) for entry in entries], left=True),
-        Column("label", cells(lambda _, manifest: manifest.label or ""), rank=1, left=True, shortest=12),
-        Column("writer", writers, rank=6, left=True, early=True),
-    ]
-    return fitted(columns)
-
-
-def _marks(entry: Entry) -> Text:
+def _cells(entry: Entry, model: TensorTable, now: float, long: bool) -> list[str]:
+    """All cells but the version; a damaged one has only marks."""
     marks = ["⚓"] * (entry.anchor is not None) + ["pinned"] * entry.pinned
-    marks += [f"⇤{width}" for width in entry.squashes]
-    return Text(" ".join(marks + [f"({name})" for name in entry.tags]), "cyan")
+    marks += [f"⇤{width}" for width in entry.squashes] + [f"({name})" for name in entry.tags]
+    manifest = entry.manifest
+    if manifest is None:
+        return [""] * 8 + [" ".join(marks)]
+    nbytes, is_patch, ahead = _nbytes(entry, manifest), manifest.base is not None, is_ahead(now - manifest.time)
+    return [
+        manifest.position.digest[:12] if long else "",
+        moment(manifest.time).removesuffix(" UTC") if long else "",
+        "" if manifest.step is None else str(manifest.step),
+        "" if long else "future" if ahead else span(now - manifest.time),
+        f"{manifest.changed / max(model.elements, 1):.3%}" if is_patch else "",
+        size(nbytes) if nbytes else "",
+        ratio(model.nbytes, nbytes) if is_patch else "",
+        manifest.codec or "whole",
+        " ".join(marks),
+        manifest.label or "",
+        manifest.writer,
+    ]

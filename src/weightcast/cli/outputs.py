@@ -1,17 +1,21 @@
-"""Where `diff -o` and `apply -o` write: what is there already stays, unless --force is given."""
+"""Where verbs write: `diff -o` and `apply -o` keep what is there, unless --force is given; temporary copies."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
+from weightcast.cli.console import writing_to
 from weightcast.disk.checkpoint import MIRROR, Checkpoint
 from weightcast.disk.companions import is_companion
+from weightcast.disk.durable import scratch
 from weightcast.errors import CheckpointError, FormatError, UsageError
 from weightcast.format.patchfile import METADATA_KEY
 from weightcast.format.safetensors import FileSource, open_container
@@ -101,3 +105,14 @@ def replaced(out: Path, write: Callable[[Path], T]) -> T:
 
 def _delete(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(place: Path | None) -> Iterator[Path]:
+    """A temporary folder in ``place``, or the system's; `UsageError` if there can be none."""
+    if place is not None and not place.is_dir():
+        raise UsageError("there is no such folder", file=str(place), hint="Create it first.")
+    with ExitStack() as opened:
+        with writing_to(place or Path(tempfile.gettempdir())):
+            made = opened.enter_context(scratch(place))
+        yield made

@@ -12,11 +12,12 @@ import typer
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
 from weightcast.channel.policy import Newest, Pinned
+from weightcast.cli.channels import head_of, open_chain, version_named
 from weightcast.cli.command import Arrival, Command
-from weightcast.cli.console import Threads, Url, fields_of, head_of, open_chain, say, tell, warn, working
-from weightcast.cli.versions import NAMES, version_named
-from weightcast.cli.wording import size, span
-from weightcast.cli.words import is_ahead
+from weightcast.cli.console import SHORT, caution, computing, fields_of, say, tell, warn
+from weightcast.cli.following import Outage, happened
+from weightcast.cli.options import NAMES, Every, Threads, Url
+from weightcast.cli.wording import is_ahead, size, span
 from weightcast.errors import (
     ChannelError,
     FormatError,
@@ -37,9 +38,6 @@ from weightcast.store.backoff import CLOCK, Clock
 _FATAL = (UsageError, VersionError)
 """Errors that neither time nor a repair of the channel removes."""
 
-SHORT = 13
-"""Exit code: an older version than the newest was reached, since no intact route leads further."""
-
 
 def pull(
     url: Url,
@@ -54,9 +52,7 @@ def pull(
     follow: Annotated[
         bool, typer.Option("--follow", help="Continue until SIGINT or SIGTERM; a second one exits at once.")
     ] = False,
-    every: Annotated[
-        float, typer.Option(min=0.01, metavar="SECONDS", help="How often --follow asks for a new version.")
-    ] = 1.0,
+    every: Every = 1.0,
     command: Annotated[
         str | None,
         typer.Option("--exec", metavar="CMD", help="Run this in the shell for each new version, until it succeeds."),
@@ -68,18 +64,15 @@ def pull(
         ),
     ] = None,
     threads: Threads = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text; one a line with --follow.")
-    ] = False,
 ) -> None:
     """Bring FOLDER to a version of the channel, once or continuously.
 
     Only what it lacks is fetched. CMD gets WEIGHTCAST_VERSION, _STEP, _FOLDER and _DIGEST. The files do not change
     while it runs; if it fails or is killed, it runs again for that version.
     """
-    with working(threads, as_json) as (workers, report):
-        if follow and version is not None:
-            raise UsageError("--follow goes to the newest version and --version to one: choose")
+    if follow and version is not None:
+        raise UsageError("--follow goes to the newest version and --version to one", hint="Leave one of them out.")
+    with computing(threads) as (workers, progress):
         chain = open_chain(url)
         number = version_named(chain, version) if version is not None else None
         if number is None and not follow:
@@ -87,17 +80,17 @@ def pull(
         policy = Newest() if number is None else Pinned(number)
         name = replica or (default_replica(folder) if follow else None)
         with closing(
-            Subscriber(chain.store, folder, policy, replica=name, threads=workers.threads, report=report)
+            Subscriber(chain.store, folder, policy, replica=name, threads=workers.threads, report=progress)
         ) as subscriber:
-            run = Command(command, folder, as_json) if command is not None else None
+            run = Command(command, folder) if command is not None else None
             if not follow:
-                raise typer.Exit(_pull(subscriber, folder, run, as_json))
+                raise typer.Exit(_pull(subscriber, folder, run))
             with suppress(KeyboardInterrupt):
-                _begin(subscriber, folder, name, as_json)
-                follow_channel(subscriber, folder, every, run, as_json)
+                _begin(subscriber, folder, name)
+                follow_channel(subscriber, folder, every, run)
             if run is not None:  # a signal may have come after the command and before its report
                 _report(subscriber, run)
-        _leave(subscriber.chain, folder, as_json)
+        _leave(subscriber.chain, folder)
 
 
 def _arrival(chain: Chain, position: Position, nbytes: int = 0, seconds: float = 0.0) -> Arrival:
@@ -113,7 +106,7 @@ def _arrival(chain: Chain, position: Position, nbytes: int = 0, seconds: float =
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-def _pull(subscriber: Subscriber, folder: Path, command: Command | None, as_json: bool) -> int:
+def _pull(subscriber: Subscriber, folder: Path, command: Command | None) -> int:
     """Pull, fold, and run the command if it has not succeeded for this version; its exit code, or 0, or `SHORT`."""
     began = time.monotonic()
     update, reason = sync_as_far_as_possible(subscriber)
@@ -121,15 +114,14 @@ def _pull(subscriber: Subscriber, folder: Path, command: Command | None, as_json
     position = subscriber.position
     assert position is not None
     arrival = _arrival(subscriber.chain, position, update.nbytes if update else 0, time.monotonic() - began)
-    if as_json:
-        short = None if reason is None else fields_of(reason)
-        tell({"folder": str(folder), "new": update is not None, **_fields(arrival), "short": short})
-    elif update is not None:
+    short = None if reason is None else fields_of(reason)
+    tell({"folder": str(folder), "new": update is not None, **_fields(arrival), "short": short})
+    if update is not None:
         say(_line(arrival, "age"))
     elif reason is None:
         say(f"version {position.version} is there already")
-    if reason is not None and not as_json:
-        warn(f"this is version {position.version}, not the newest: {reason}")
+    if reason is not None:
+        caution(f"this is version {position.version}, not the newest: {reason}")
     return _run_once(subscriber, command, arrival) or (SHORT if reason is not None else 0)
 
 
@@ -156,72 +148,24 @@ def _run_once(subscriber: Subscriber, command: Command | None, arrival: Arrival)
 # -- continuously ------------------------------------------------------------------------------------------------------
 
 
-def _begin(subscriber: Subscriber, folder: Path, replica: str | None, as_json: bool) -> None:
+def _begin(subscriber: Subscriber, folder: Path, replica: str | None) -> None:
     url, at = subscriber.chain.store.url, subscriber.position
-    if as_json:
-        values = {"channel": url, "folder": str(folder), "replica": replica, "version": at.version if at else None}
-        tell({"event": "begin", "time": round(time.time(), 3), **values})
-    else:
-        held = f"at version {at.version}" if at else "which has no version yet"
-        say(f"{time.strftime('%H:%M:%S')}  following {url} into {folder}, {held}, as {replica}")
-
-
-class Outage:
-    """Warns once about each error of an outage, however often it is tried again, and says when it is over."""
-
-    def __init__(self, as_json: bool, clock: Clock = CLOCK):
-        self._as_json, self._clock = as_json, clock
-        self._warned: set[str] = set()
-        self._began: float | None = None
-        self._failed = False
-
-    def warn(self, error: WeightcastError) -> None:
-        """Print an error once; raise one that does not pass."""
-        if isinstance(error, _FATAL):
-            raise error
-        if str(error) not in self._warned:
-            tell({"event": "warning", **fields_of(error)}) if self._as_json else warn(str(error))
-        self._warned.add(str(error))
-
-    def failed(self, error: WeightcastError) -> None:
-        """A round failed."""
-        self.warn(error)
-        self._failed = True
-        if self._began is None:
-            self._began = self._clock.now()
-
-    def round_ended(self) -> None:
-        """Call it after every round: the first one that did not fail ends the outage."""
-        if self._began is not None and not self._failed:
-            lasted = self._clock.now() - self._began
-            if self._as_json:
-                tell({"event": "recovered", "seconds": round(lasted, 3)})
-            else:
-                say(f"{time.strftime('%H:%M:%S')}  back to normal after {span(lasted)}")
-            self._began = None
-            self._warned.clear()
-        self._failed = False
+    held = f"at version {at.version}" if at else "which has no version yet"
+    fields = {"channel": url, "folder": str(folder), "replica": replica, "version": at.version if at else None}
+    happened("begin", f"following {url} into {folder}, {held}, as {replica}", **fields)
 
 
 def follow_channel(
-    subscriber: Subscriber,
-    folder: Path,
-    every: float,
-    command: Command | None,
-    as_json: bool,
-    clock: Clock = CLOCK,
+    subscriber: Subscriber, folder: Path, every: float, command: Command | None, clock: Clock = CLOCK
 ) -> None:
     """Print each version as it comes, and run the command for it, until the subscriber is stopped."""
-    outage, command_trouble = Outage(as_json, clock), Outage(as_json, clock)
+    outage, command_trouble = Outage(_FATAL, clock), Outage(_FATAL, clock)
     for update in subscriber.rounds(every, outage.failed):
         outage.round_ended()
         if update is not None:
-            command_trouble = Outage(as_json, clock)
+            command_trouble = Outage(_FATAL, clock)
             arrival = _arrival(subscriber.chain, update.position, update.nbytes, update.total_seconds)
-            if as_json:
-                tell({"event": "version", "time": round(time.time(), 3), **_fields(arrival)})
-            else:
-                say(f"{time.strftime('%H:%M:%S')}  {_line(arrival, 'lag')}")
+            happened("version", _line(arrival, "lag"), **_fields(arrival))
         if command is not None:
             _run_if_due(subscriber, folder, command, command_trouble.warn)
 
@@ -252,7 +196,7 @@ def _fold(subscriber: Subscriber, folder: Path) -> None:
         subscriber.fold()
 
 
-def _leave(chain: Chain, folder: Path, as_json: bool) -> None:
+def _leave(chain: Chain, folder: Path) -> None:
     """Print the mirror's version. A signal may have come at any moment: what is on disk counts, as after a kill."""
     version = None
     if MirrorFolder(folder).position.exists():
@@ -261,10 +205,8 @@ def _leave(chain: Chain, folder: Path, as_json: bool) -> None:
                 at = mirror.folded.version if mirror.folded else None
                 warn(f"the files stay at version {at}: another process reads them")
             version = mirror.version
-    if as_json:
-        tell({"event": "end", "version": version})
-    else:
-        say(f"stopped at version {version}" if version is not None else "stopped before any version came")
+    tell({"event": "end", "version": version})
+    say(f"stopped at version {version}" if version is not None else "stopped before any version came")
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ import typer
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
 from weightcast.cli.cache import cache_folder
-from weightcast.cli.console import AsJson, Url, open_bucket, say, tell, warn, working
-from weightcast.cli.wording import one_line
-from weightcast.cli.words import count
+from weightcast.cli.channels import open_bucket
+from weightcast.cli.console import say, tell, warn
+from weightcast.cli.options import Url
+from weightcast.cli.wording import count, one_line
 from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.store.base import Store
 from weightcast.upkeep import collect
@@ -19,35 +20,26 @@ from weightcast.upkeep import collect
 def reset(
     url: Url,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Delete a channel with all its versions, so that another can begin in its place.
 
     Mirrors and replicas keep what they hold; they are named.
     """
-    with working(1, as_json, kernels=False):
-        store = open_bucket(url)
-        chain = _channel(store)
-        if not yes:
-            _ask(f"Delete the channel at {one_line(store.url)} with {_last(chain)}?")
-        identity = chain.channel.id if chain else None
-        replicas = [beat.replica for beat, _ in heartbeats(chain)] if chain else []
-        deleted, left = collect.reset(store), _mirror_left(identity)
-        if as_json:
-            values = {"channel": store.url, "id": identity, "deleted": deleted}
-            tell(values | {"mirror_left": left, "replicas_left": replicas})
-            return
-        say(f"{count(deleted, 'object')} deleted from {store.url}")
-        if left is not None:
-            say(f"a mirror of it is left in {left}: `weightcast cache prune` deletes it")
-        if replicas:
-            say(f"{count(len(replicas), 'replica')} reported and may hold its weights: {', '.join(replicas)}")
-
-
-def _mirror_left(channel: str | None) -> str | None:
-    """The mirror of a channel in this user's cache, if there is one."""
-    folder = cache_folder() / channel if channel else None
-    return str(folder) if folder is not None and folder.is_dir() else None
+    store = open_bucket(url)
+    chain = _channel(store)
+    if not yes:
+        _ask(f"Delete the channel at {one_line(store.url)} with {_last(chain)}?")
+    identity = chain.channel.id if chain else None
+    replicas = [beat.replica for beat, _ in heartbeats(chain)] if chain else []
+    deleted, mirror = collect.reset(store), cache_folder() / identity if identity else None
+    left = str(mirror) if mirror is not None and mirror.is_dir() else None
+    values = {"channel": store.url, "id": identity, "deleted": deleted}
+    tell(values | {"mirror_left": left, "replicas_left": replicas})
+    say(f"{count(deleted, 'object')} deleted from {store.url}")
+    if left is not None:
+        say(f"a mirror of it is left in {left}: `weightcast cache prune` deletes it")
+    if replicas:
+        say(f"{count(len(replicas), 'replica')} reported and may hold its weights: {', '.join(replicas)}")
 
 
 def _channel(store: Store) -> Chain | None:

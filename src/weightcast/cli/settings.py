@@ -1,9 +1,8 @@
-"""The options that every verb has, before or after its name: how much is said, where it is logged, how fast it goes."""
+"""The options that every verb has, before or after its name: for whom it prints, where it logs, how fast it goes."""
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 from contextlib import suppress
@@ -13,17 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from weightcast.cli.wording import one_line
+from weightcast.cli.wording import one_line, rate_of
 from weightcast.errors import UsageError
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?(?:/s|ps)?", re.IGNORECASE)
+_log = logging.getLogger("weightcast")
 
 
 @dataclass
 class Settings:
     """What was asked for in this run of the command."""
 
+    as_json: bool = False
     verbose: bool = False
     quiet: bool = False
     limit_rate: float | None = None
@@ -40,8 +39,11 @@ settings = Settings()
 
 
 def common(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of text: one object, or one a line while following.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print what the library logs, too.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no notes, warnings or progress bars.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no warnings and no progress bars.")] = False,
     log_file: Annotated[
         str | None, typer.Option("--log-file", metavar="PATH", help="Append what the library logs to a file.")
     ] = None,
@@ -55,42 +57,24 @@ def common(
 
 def apply_setting(name: str, value: Any) -> None:
     """Set one of the options of `common`; `UsageError` if its value makes no sense."""
-    if name == "verbose":
-        settings.verbose = True
-        logging.getLogger("weightcast").setLevel(logging.DEBUG)
-    elif name == "quiet":
-        settings.quiet = True
-    elif name == "log_file":
+    if name == "log_file":
         settings.log = _log_to(Path(value))
-        logging.getLogger("weightcast").addHandler(settings.log)
+        _log.addHandler(settings.log)
     elif name == "limit_rate":
         settings.limit_rate = rate_of(value)
+    else:
+        setattr(settings, name, value)
+        if name == "verbose":
+            _log.setLevel(logging.DEBUG)
 
 
 def begin_run() -> None:
     """Forget what another run in this process was asked for."""
     if settings.log is not None:
-        logging.getLogger("weightcast").removeHandler(settings.log)
+        _log.removeHandler(settings.log)
         settings.log.close()
-    logging.getLogger("weightcast").setLevel(logging.INFO)
+    _log.setLevel(logging.INFO)
     settings.__init__()  # type: ignore[misc]
-
-
-def rate_of(text: str) -> float:
-    """Bytes per second.
-
-    >>> rate_of("50M"), rate_of("1.5MB/s"), rate_of("1kiB/s"), rate_of("800")
-    (50000000.0, 1500000.0, 1024.0, 800.0)
-    """
-    found = _RATE.fullmatch(text.strip())
-    rate = 0.0
-    if found is not None:
-        unit = _UNITS[found[2].lower()]
-        rate = float(found[1]) * (1024 ** list(_UNITS.values()).index(unit) if found[3] else unit)
-    if not 1 <= rate < float("inf"):
-        hint = "Name bytes per second, at least 1, as 800k, 50M or 1.5GB/s."
-        raise UsageError(f"not a rate: {text[:100]!r}", hint=hint)
-    return rate
 
 
 class _OneLine(logging.Formatter):
@@ -109,7 +93,7 @@ class _LogFile(logging.FileHandler):
         from weightcast.cli.console import warn
 
         error = sys.exc_info()[1]
-        logging.getLogger("weightcast").removeHandler(self)
+        _log.removeHandler(self)
         settings.log = None
         with suppress(OSError):  # closing writes again what could not be written
             self.close()

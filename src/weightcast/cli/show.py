@@ -8,14 +8,14 @@ import typer
 from weightcast.channel.chain import Chain
 from weightcast.channel.records import Manifest, ObjectRef
 from weightcast.channel.tags import tags_by_position
-from weightcast.cli.console import AsJson, Url, open_chain, say, tell, working
+from weightcast.cli.channels import commit_named, open_chain
+from weightcast.cli.console import report, say
 from weightcast.cli.heat import drawn, heat_of, legend, listed
 from weightcast.cli.inspect import describe
+from weightcast.cli.options import Url, Version
 from weightcast.cli.tensors import All, list_tensors
-from weightcast.cli.text import Text
-from weightcast.cli.versions import Version, commit_named
-from weightcast.cli.wording import moment, one_line, size
-from weightcast.cli.words import ago, report
+from weightcast.cli.text import Column, Table, Text
+from weightcast.cli.wording import ago, moment, size
 from weightcast.errors import FormatError
 from weightcast.format.patchfile import PatchReader
 from weightcast.store.base import Store
@@ -47,51 +47,38 @@ def show(
         bool, typer.Option("--tensors", help="List the most changed tensors instead of drawing layers.")
     ] = False,
     everything: All = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show what a version changed, by layer and kind of tensor.
 
     Only a few kB of its patch are read.
     """
-    with working(1, as_json, kernels=False):
-        chain = open_chain(url)
-        manifest = commit_named(chain, version)
-        names = tags_by_position(chain).get(manifest.position, ())
-        if manifest.base is None:
-            _show_anchor(chain, manifest, names, as_json)
-            return
-        summary, rows = describe(PatchReader(StoreSource(chain.store, manifest.object)))
-        if as_json:
-            tell(_commit(manifest, names) | summary | {"tensors": rows})
-            return
-        report(_commit(manifest, names) | {"time": _when(manifest)} | summary, as_json=False)
-        say("")
-        if tensors or everything:
-            list_tensors(rows, everything)
-        else:
-            _draw(chain, rows)
-
-
-def _when(manifest: Manifest) -> str:
-    return f"{moment(manifest.time)}, {ago(time.time() - manifest.time)}"
-
-
-def _commit(manifest: Manifest, names: tuple[str, ...]) -> dict[str, Any]:
-    return {
+    chain = open_chain(url)
+    manifest = commit_named(chain, version)
+    commit = {
         "version": manifest.position.version,
         "step": manifest.step,
-        "time": manifest.time,
+        "time": f"{moment(manifest.time)}, {ago(time.time() - manifest.time)}",
         "writer": manifest.writer,
         "label": manifest.label,
-        "tags": list(names),
+        "tags": list(tags_by_position(chain).get(manifest.position, ())),
     }
+    if manifest.base is None:
+        _show_anchor(chain, manifest, commit)
+        return
+    summary, rows = describe(PatchReader(StoreSource(chain.store, manifest.object)))
+    report(commit | summary, time=manifest.time, tensors=rows)
+    say("")
+    if tensors or everything:
+        list_tensors(rows, everything)
+    else:
+        _draw(chain, rows)
 
 
 def _draw(chain: Chain, rows: list[dict[str, Any]]) -> None:
     heat = heat_of(chain.channel.table, {row["name"]: row["changed"] for row in rows})
     for stack in heat.stacks:
         if len(heat.stacks) > 1:
-            say(Text(one_line(stack.name), "bold"))
+            say(Text(stack.name, "bold"))
         say(drawn(stack))
         say("")
     if heat.others:
@@ -100,19 +87,14 @@ def _draw(chain: Chain, rows: list[dict[str, Any]]) -> None:
     say(legend())
 
 
-def _show_anchor(chain: Chain, manifest: Manifest, names: tuple[str, ...], as_json: bool) -> None:
+def _show_anchor(chain: Chain, manifest: Manifest, commit: dict[str, Any]) -> None:
     """A version that is a whole checkpoint: its files, or where they are."""
     anchor = chain.anchor(manifest.object.key)
     files = {ref.key.rpartition("/")[2]: ref.size for ref in anchor.files}
     reference = f"{anchor.reference.repository}@{anchor.reference.revision}" if anchor.reference else None
-    values = _commit(manifest, names) | {
-        "result": anchor.position.digest,
-        "reference": reference,
-        "bytes": anchor.nbytes,
-    }
-    if as_json:
-        tell(values | {"files": files})
-        return
-    report(values | {"time": _when(manifest)}, as_json=False)
+    more = {"result": anchor.position.digest, "reference": reference, "bytes": anchor.nbytes}
+    report(commit | more, time=manifest.time, files=files)
+    table = Table(Column(style="dim"), Column(left=True), header=False)
     for name, nbytes in files.items():
-        say(Text.assemble((f"{size(nbytes):>8}", "dim"), "  ", one_line(name)))
+        table.add(size(nbytes), name)
+    say(table)

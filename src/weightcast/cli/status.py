@@ -14,10 +14,11 @@ from weightcast.channel.lease import lease
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Heartbeat, Lease, Manifest
 from weightcast.channel.tags import valid_tags
-from weightcast.cli.console import AsJson, Url, head_of, open_chain, say, tell, working
-from weightcast.cli.text import Table, Text
-from weightcast.cli.wording import one_line, size
-from weightcast.cli.words import ago, count, natural, report
+from weightcast.cli.channels import head_of, open_chain
+from weightcast.cli.console import facts, report, say, tell
+from weightcast.cli.options import Url
+from weightcast.cli.text import Column, Table, Text
+from weightcast.cli.wording import ago, count, natural, size
 from weightcast.store.base import Listed, debris
 
 if TYPE_CHECKING:
@@ -38,20 +39,19 @@ _ONE = {
 """What an object of each kind is called."""
 
 
-def status(url: Url, as_json: AsJson = False) -> None:
+def status(url: Url) -> None:
     """Show a channel's newest version, writer, size and replicas.
 
     For a mirror's folder: which version its files are, which its log leads to, and for which its command ran.
     """
-    with working(1, as_json, kernels=False):
-        mirror = _read_mirror(Path(url)) if "://" not in url else None
-        if mirror is not None:
-            report(_mirror(Path(url), mirror), as_json)
-            return
-        chain = open_chain(url)
-        head = head_of(chain)
-        found = _status(chain, head, time.time())
-        tell(found) if as_json else _print(found)
+    mirror = _read_mirror(Path(url)) if "://" not in url else None
+    if mirror is not None:
+        report(_mirror(Path(url), mirror))
+        return
+    chain = open_chain(url)
+    found = _status(chain, head_of(chain), time.time())
+    tell(found)
+    _print(found)
 
 
 def _read_mirror(folder: Path) -> MirrorStatus | None:
@@ -149,21 +149,13 @@ def _print(found: dict[str, Any]) -> None:
         ),
         "replicas": f"{len(found['replicas']):,} reported",
     }
-    for name, text in rows.items():
-        say(Text.assemble((f"{name:>8}", "dim"), "  ", one_line(text)))
-    if found["replicas"]:
-        say(_replicas(found["replicas"]))
-
-
-def _replicas(replicas: list[dict[str, Any]]) -> Table:
-    table = Table()
-    table.add_column("replica")
-    for column in ("version", "lag", "command", "paused", "heard"):
-        table.add_column(column, justify="right")
-    table.add_column("error")
-    for row in replicas:
+    facts(rows)
+    error = Column("error", left=True)
+    table = Table(Column("replica", left=True), "version", "lag", "command", "paused", "heard", error)
+    for row in found["replicas"]:
         paused = "" if row["pause"] is None else f"{1000 * row['pause']:.0f} ms"
         ran = "" if row["ran"] is None else f"at {row['ran']}"
         numbers = str(row["version"]), str(row["lag"]), ran, paused, ago(row["age"])
-        table.add_row(Text(row["name"]), *numbers, Text(one_line(row["error"] or ""), "red"))
-    return table
+        table.add(row["name"], *numbers, Text(row["error"] or "", "red"))
+    if found["replicas"]:
+        say(table)

@@ -9,9 +9,8 @@ import typer
 
 from weightcast.cli.console import say
 from weightcast.cli.heat import block
-from weightcast.cli.text import Table
-from weightcast.cli.wording import size
-from weightcast.cli.words import count, natural
+from weightcast.cli.text import Column, Table
+from weightcast.cli.wording import count, natural, size
 
 MOST = 20
 """Lines that a list has unless `--all` is given."""
@@ -25,23 +24,19 @@ def most_changed(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def list_tensors(rows: Sequence[Mapping[str, Any]], everything: bool) -> None:
-    """Print tensors with `name`, `changed`, `density` and, where they are known, `dtype`, `shape` and `bytes`."""
+    """Print tensors with `name`, `changed`, `density`, `dtype`, `shape` and, where it is known, `bytes`."""
     shown = most_changed(rows)[: None if everything else MOST]
-    table = Table()
-    more = [key for key in ("bytes", "dtype", "shape") if rows and key in rows[0]]
-    for column in ("% changed", "elements", *("size" if key == "bytes" else key for key in more)):
-        table.add_column(column, justify="right")
-    table.add_column("tensor")
+    table = Table("% changed", "elements", "size", "dtype", "shape", Column("tensor", left=True))
     for row in shown:
-        table.add_row(
-            block(row["density"]), f"{row['changed']:,}", *(_cell(key, row[key]) for key in more), row["name"]
+        stored, shape = row.get("bytes"), "×".join(map(str, row["shape"])) or "scalar"
+        table.add(
+            block(row["density"]),
+            f"{row['changed']:,}",
+            "" if stored is None else size(stored),
+            row["dtype"],
+            shape,
+            row["name"],
         )
     say(table)
     if len(rows) > len(shown):
         say(f"{count(len(rows) - len(shown), 'more changed tensor')}: --all lists them")
-
-
-def _cell(key: str, value: Any) -> str:
-    if key == "bytes":
-        return size(value)
-    return "×".join(map(str, value)) or "scalar" if key == "shape" else str(value)

@@ -10,8 +10,8 @@ import os
 import shutil
 import sys
 import unicodedata
-from dataclasses import dataclass, field
-from typing import Literal, TextIO
+from dataclasses import dataclass
+from typing import TextIO
 
 from weightcast.cli.wording import one_line
 
@@ -19,6 +19,9 @@ _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white
 _CODES = {"bold": "1", "dim": "2", "dark_orange": "38;5;208"}
 _CODES |= {name: f"{30 + i}" for i, name in enumerate(_COLOURS)}
 _CODES |= {f"bright_{name}": f"{90 + i}" for i, name in enumerate(_COLOURS)}
+
+_GAP = 2
+"""Spaces between two columns of a table."""
 
 
 def cells(text: str) -> int:
@@ -84,53 +87,83 @@ def _painted(text: str, style: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Column:
-    header: str
-    justify: Literal["left", "right"]
-    style: str
-    shrinks: bool
+class Column:
+    """A column of a table. Where there is no room, the one of the highest ``rank`` goes first; 0 always stays."""
+
+    name: str = ""
+    left: bool = False
+    style: str = ""
+    rank: int = 0
+    shortest: int | None = None
+    """How far its cells may be cut before it is left out; None if they may not."""
+    early: bool = False
+    """Whether it is left out before any cell is cut."""
 
 
-@dataclass
 class Table:
-    """Rows of cells under headers, two spaces between columns, one line for each row.
+    """Rows of cells under headers, one line for each row. A name stands for a column on the right.
 
-    Where the terminal is too narrow, columns that ``shrink`` end in an ellipsis.
+    Columns without a cell are left out. Where the terminal is too narrow, cells are cut, or columns are left out, so
+    that others stay readable.
     """
 
-    header: bool = True
-    _columns: list[_Column] = field(default_factory=list)
-    _rows: list[list[Text]] = field(default_factory=list)
+    def __init__(self, *columns: Column | str, header: bool = True):
+        self._columns = [Column(column) if isinstance(column, str) else column for column in columns]
+        self._header = header
+        self._rows: list[list[Text]] = []
 
-    def add_column(
-        self, header: str = "", justify: Literal["left", "right"] = "left", style: str = "", *, shrink: bool = False
-    ) -> None:
-        self._columns.append(_Column(one_line(header), justify, style, shrink))
-
-    def add_row(self, *row: str | Text) -> None:
+    def add(self, *row: str | Text) -> None:
         """Cells from the left; those that are left out are empty."""
         texts = [cell if isinstance(cell, Text) else Text(cell) for cell in row]
         self._rows.append(texts + [Text()] * (len(self._columns) - len(texts)))
 
     def lines(self, colours: bool, width: int | None = None) -> list[str]:
-        """The table in at most ``width`` columns, if those that shrink can make it so; None: as wide as it is."""
-        headers = [Text(column.header, "dim") for column in self._columns]
-        rows = [headers] * self.header + self._rows
-        widths = [max((cells(row[i].plain) for row in rows), default=0) for i in range(len(self._columns))]
-        over = sum(widths) + 2 * (len(widths) - 1) - width if width is not None else 0
-        for i in reversed(range(len(widths))):
-            if over > 0 and self._columns[i].shrinks:
-                less = min(over, max(widths[i] - 1, 0))
-                widths[i], over = widths[i] - less, over - less
-        return [self._line(row, widths, colours) for row in rows]
+        """The table in at most ``width`` columns, if that can be; None: as wide as it is."""
+        if not self._rows:
+            return []
+        heads = [[Text(column.name, "dim") for column in self._columns]] if self._header else []
+        texts = zip(*heads, *self._rows, strict=True)
+        filled = [_Filled(column, list(some)) for column, some in zip(self._columns, texts, strict=True)]
+        kept = [one for one in filled if any(text.plain for text in one.texts[len(heads) :])]
+        if width is not None:
+            kept = _fitting(kept, width)
+        lines = zip(*(one.rendered(colours) for one in kept), strict=True)
+        return [(" " * _GAP).join(line).rstrip(" ") for line in lines]
 
-    def _line(self, row: list[Text], widths: list[int], colours: bool) -> str:
+
+class _Filled:
+    """A column with its texts, and the room that it gets."""
+
+    def __init__(self, column: Column, texts: list[Text]):
+        self.column, self.texts = column, texts
+        self.width = max(cells(text.plain) for text in texts)
+        self.least = self.width if column.shortest is None else min(self.width, column.shortest)
+
+    def rendered(self, colours: bool) -> list[str]:
         shown = []
-        for column, cell, width in zip(self._columns, row, widths, strict=True):
-            fitted = cell.fitted(width)
-            space, text = " " * (width - cells(fitted.plain)), fitted.rendered(colours, column.style)
-            shown.append(space + text if column.justify == "right" else text + space)
-        return "  ".join(shown).rstrip(" ")
+        for text in self.texts:
+            fitted = text.fitted(self.width)
+            space, line = " " * (self.width - cells(fitted.plain)), fitted.rendered(colours, self.column.style)
+            shown.append(line + space if self.column.left else space + line)
+        return shown
+
+
+def _fitting(kept: list[_Filled], width: int) -> list[_Filled]:
+    """The columns that fit into ``width``, those of the highest ranks left out first, cells cut from the right."""
+
+    def over(widths: list[int]) -> int:
+        return sum(widths) + _GAP * (len(widths) - 1) - width
+
+    if over([one.width for one in kept]) > 0:
+        kept = [one for one in kept if not one.column.early]
+    while over([one.least for one in kept]) > 0:
+        last = max(kept, key=lambda one: one.column.rank)
+        if last.column.rank == 0:
+            break  # the terminal is too narrow for what must be shown
+        kept.remove(last)
+    for one in reversed(kept):
+        one.width -= max(0, min(over([each.width for each in kept]), one.width - one.least))
+    return kept
 
 
 def has_colours(stream: TextIO) -> bool:

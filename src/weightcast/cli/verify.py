@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,25 +11,14 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import CHANNEL, Position
-from weightcast.cli.console import (
-    FOUND,
-    AsJson,
-    Threads,
-    code_of,
-    fail,
-    fields_of,
-    head_of,
-    open_chain,
-    say,
-    tell,
-    working,
-    writing_to,
-)
+from weightcast.cli.channels import head_of, open_chain
+from weightcast.cli.console import FOUND, code_of, computing, fail, fields_of, report, say, tell
+from weightcast.cli.options import Scratch, Threads
+from weightcast.cli.outputs import scratch_folder
+from weightcast.cli.settings import settings
 from weightcast.cli.text import Text
-from weightcast.cli.wording import one_line
-from weightcast.cli.words import count, natural
-from weightcast.cli.words import report as print_report
-from weightcast.disk.durable import Report, scratch
+from weightcast.cli.wording import count, natural
+from weightcast.disk.durable import Report
 from weightcast.disk.staged import fingerprint_of
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.proof import prove, version_of
@@ -50,53 +37,31 @@ def verify(
         typer.Argument(metavar="[FOLDER] URL", help="The channel; before it, the folder to check if there is one."),
     ],
     deep: Annotated[bool, typer.Option("--deep", help="Fetch and decode every object, and check its digests.")] = False,
-    scratch: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where --deep may keep a copy of the weights for a while.")
-    ] = None,
+    scratch: Scratch = None,
     engine: Annotated[
         str | None, typer.Option(metavar="URL", help="Check the live parameters of the engine at http://host:port.")
     ] = None,
     threads: Threads = None,
-    as_json: AsJson = False,
 ) -> None:
     """Check that a channel is intact, or that a folder or a running engine holds the bits of one of its versions.
 
     Digests detect mistakes and corruption, not an attacker who can write to the bucket.
     """
-    with working(threads, as_json, kernels=deep or len(places) == 2) as (workers, report):
-        if engine is not None:
-            if len(places) != 1 or deep or scratch:
-                raise UsageError("--engine takes a channel and nothing else")
-            good = _verify_engine(engine, open_chain(places[0]), as_json)
-        elif len(places) == 1:
-            good = _verify_channel(places[0], deep, scratch, workers, report, as_json)
-        else:
-            folder, url = _folder_and_url(places)
-            if deep or scratch:
-                raise UsageError("--deep and --scratch are for a channel, not for a folder")
-            good = _verify_folder(folder, open_chain(url), workers, report, as_json)
-        if not good:
-            raise typer.Exit(FOUND)
-
-
-def _open(url: str) -> Chain:
-    """The channel; the error for a folder of weights says how to check one."""
-    try:
-        return open_chain(url)
-    except ChannelError:
-        if not Path(url).is_dir():
-            raise
-        hint = "To check its weights, name the channel too: `weightcast verify FOLDER URL`."
-        raise UsageError("this folder is not a channel", file=url, hint=hint) from None
-
-
-def _folder_and_url(places: list[str]) -> tuple[Path, str]:
-    if len(places) != 2:
+    if len(places) > 2:
         raise UsageError("verify takes a channel, or a folder and a channel")
-    folder = Path(places[0])
-    if "://" in places[0] or (folder / CHANNEL).exists():
-        raise UsageError("the folder comes first, then the channel", file=places[0])
-    return folder, places[1]
+    if engine is not None and (len(places) != 1 or deep or scratch):
+        raise UsageError("--engine takes a channel and nothing else")
+    if len(places) == 2 and (deep or scratch):
+        raise UsageError("--deep and --scratch are for a channel, not for a folder")
+    with computing(threads, kernels=deep or len(places) == 2) as (workers, progress):
+        if engine is not None:
+            good = _verify_engine(engine, open_chain(places[0]))
+        elif len(places) == 1:
+            good = _verify_channel(places[0], deep, scratch, workers, progress)
+        else:
+            good = _verify_folder(places[0], places[1], workers, progress)
+    if not good:
+        raise typer.Exit(FOUND)
 
 
 # -- a channel ---------------------------------------------------------------------------------------------------------
@@ -118,30 +83,46 @@ class _Result:
             self.findings.append(finding)
 
 
-def _verify_channel(
-    url: str, deep: bool, scratch: Path | None, workers: Workers, report: Report, as_json: bool
-) -> bool:
-    if scratch is not None and not scratch.is_dir():
-        raise UsageError("there is no such folder", file=str(scratch), hint="Make it first.")
+def _verify_channel(url: str, deep: bool, scratch: Path | None, workers: Workers, progress: Report) -> bool:
     result = _Result()
-    try:
-        chain = _open(url)
-    except VersionError:
-        raise  # of a newer release: not damaged
-    except FormatError as error:
-        result.add(whole.Finding.of(CHANNEL, error))
-    else:
-        _check(chain, deep, scratch, workers, report, result)
-    _tell(result) if as_json else _print(result)
-    if result.stopped is not None and not as_json:
-        fail(result.stopped, as_json)
-    if result.stopped is not None:
-        raise typer.Exit(code_of(result.stopped))
+    with scratch_folder(scratch) if deep else nullcontext() as folder:
+        try:
+            chain = _open(url)
+        except VersionError:
+            raise  # of a newer release: not damaged
+        except FormatError as error:
+            result.add(whole.Finding.of(CHANNEL, error))
+        else:
+            _check(chain, folder, workers, progress, result)
+    stopped = result.stopped
+    values: dict[str, Any] = {
+        "head": result.head,
+        "proven_objects": result.proven,
+        "findings": [asdict(finding) for finding in result.findings],
+        "notes": result.notes,
+    }
+    tell(values | ({"error": fields_of(stopped)} if stopped else {}))
+    _print(result)
+    if stopped is not None:
+        if settings.as_json:
+            raise typer.Exit(code_of(stopped))
+        fail(stopped)
     return not result.findings
 
 
-def _check(chain: Chain, deep: bool, scratch: Path | None, workers: Workers, report: Report, result: _Result) -> None:
-    """Everything that can be checked; an error that ends it is kept beside what was found until then."""
+def _open(url: str) -> Chain:
+    """The channel; the error for a folder of weights says how to check one."""
+    try:
+        return open_chain(url)
+    except ChannelError:
+        if not Path(url).is_dir():
+            raise
+        hint = "To check its weights, name the channel too: `weightcast verify FOLDER URL`."
+        raise UsageError("this folder is not a channel", file=url, hint=hint) from None
+
+
+def _check(chain: Chain, folder: Path | None, workers: Workers, progress: Report, result: _Result) -> None:
+    """Check everything, with ``folder`` every bit; an error that ends it is kept beside what was found until then."""
     try:
         for finding in whole.verify(chain):
             result.add(finding)
@@ -151,43 +132,23 @@ def _check(chain: Chain, deep: bool, scratch: Path | None, workers: Workers, rep
         except FormatError:
             if not result.findings:
                 raise
-            return  # where nothing can begin
-        if not deep:
+            return  # without a head there is nothing to replay
+        if folder is None:
             return
         result.proven = 0
-        with _scratch(scratch) as folder:
-            for _, wrong in whole.verify_deep(chain, folder / "weights", workers, report):
-                result.proven += wrong is None
-                if wrong is not None:
-                    result.add(wrong)
+        for _, wrong in whole.verify_deep(chain, folder / "weights", workers, progress):
+            result.proven += wrong is None
+            if wrong is not None:
+                result.add(wrong)
     except WeightcastError as error:
         if not result.findings:
             raise
         result.stopped = error
 
 
-@contextmanager
-def _scratch(folder: Path | None) -> Iterator[Path]:
-    """A temporary folder, in ``folder`` if that is given."""
-    with ExitStack() as opened:
-        with writing_to(folder or Path(tempfile.gettempdir())):
-            made = opened.enter_context(scratch(folder))
-        yield made
-
-
-def _tell(result: _Result) -> None:
-    values: dict[str, Any] = {
-        "head": result.head,
-        "proven_objects": result.proven,
-        "findings": [asdict(finding) for finding in result.findings],
-        "notes": result.notes,
-    }
-    tell(values | ({"error": fields_of(result.stopped)} if result.stopped else {}))
-
-
 def _print(result: _Result) -> None:
     for finding in result.findings:
-        say(Text.assemble((one_line(finding.key), "red"), f"  {one_line(finding.problem)}"))
+        say(Text.assemble((finding.key, "red"), f"  {finding.problem}"))
     for note in result.notes:
         say(f"note: {note}")
     if result.findings:
@@ -201,29 +162,30 @@ def _print(result: _Result) -> None:
 # -- a folder ----------------------------------------------------------------------------------------------------------
 
 
-def _verify_folder(folder: Path, chain: Chain, workers: Workers, report: Report, as_json: bool) -> bool:
+def _verify_folder(place: str, url: str, workers: Workers, progress: Report) -> bool:
+    folder = Path(place)
+    if "://" in place or (folder / CHANNEL).exists():
+        raise UsageError("the folder comes first, then the channel", file=place)
+    chain = open_chain(url)
     head = head_of(chain)
     with reading_held(folder, chain.channel.table, chain.channel.id) as found:
-        fingerprint, remembered = fingerprint_of(found.weights, workers, report), found.fingerprint
+        fingerprint, remembered = fingerprint_of(found.weights, workers, progress), found.fingerprint
         files_at, log_at, claim = found.files_at, found.log_at, found.position
     version = version_of(fingerprint.digest, chain)
     damaged = _differing(fingerprint, remembered) if remembered is not None else []
     values: dict[str, Any] = {
-        "folder": str(folder),
+        "folder": place,
         "digest": fingerprint.digest,
         "version": version,
-        "behind": head.position.version - version if version is not None else None,
+        "lag": head.position.version - version if version is not None else None,
         "claimed": claim.version if claim else None,
         "files_at": files_at.version if files_at else None,
         "log_leads_to": log_at.version if log_at else None,
     }
-    if as_json:
-        tell(values | {"differing": damaged})
-    else:
-        print_report(values, as_json=False)
-        _print_verdict(version, claim, damaged)
-        if files_at is not None and log_at is not None:
-            say(f"tools that load the files get version {files_at.version}: `weightcast pull` folds the log in")
+    report(values, differing=damaged)
+    _print_verdict(version, claim, damaged)
+    if files_at is not None and log_at is not None:
+        say(f"tools that load the files get version {files_at.version}: `weightcast pull` folds the log in")
     return version is not None and not damaged
 
 
@@ -238,7 +200,7 @@ def _print_verdict(version: int | None, claim: Position | None, damaged: list[st
         differ = "tensor differs" if len(damaged) == 1 else "tensors differ"
         say(Text(f"{len(damaged):,} {differ} from version {claim.version}:", "red"))
         for name in sorted(damaged, key=natural)[:_MOST_NAMES]:
-            say(f"  {one_line(name)}")
+            say(f"  {name}")
         if len(damaged) > _MOST_NAMES:
             say(f"  and {len(damaged) - _MOST_NAMES:,} more; --json lists all")
         say("`weightcast pull` repairs it")
@@ -251,21 +213,18 @@ def _print_verdict(version: int | None, claim: Position | None, damaged: list[st
 # -- an engine ---------------------------------------------------------------------------------------------------------
 
 
-def _verify_engine(url: str, chain: Chain, as_json: bool) -> bool:
+def _verify_engine(url: str, chain: Chain) -> bool:
     proof = prove(HttpEngine(url), chain)
-    values: dict[str, Any] = {
+    values = {
         "engine": url,
         "claimed": proof.claimed.version if proof.claimed else None,
         "version": proof.version,
         "tensors": proof.tensors,
     }
-    if as_json:
-        tell(values | proof.as_json())
-        return proof.holds
-    print_report(values, as_json=False)
+    report(values, **proof.as_json())
     for name, problem in [*proof.wrong.items()][:_MOST_NAMES]:
-        say(Text.assemble((one_line(name), "red"), f"  {one_line(problem)}"))
+        say(Text.assemble((name, "red"), f"  {problem}"))
     for name, reason in [*proof.unproven.items()][:_MOST_NAMES]:
-        say(f"{one_line(name)}  unproven: {one_line(reason)}")
-    say(Text(one_line(proof.verdict), "" if proof.holds else "red"))
+        say(f"{name}  unproven: {reason}")
+    say(Text(proof.verdict, "" if proof.holds else "red"))
     return proof.holds

@@ -337,6 +337,10 @@ class Agent:
 
         ``on_error`` also gets the reason if the newest version cannot be reached and the engine follows an older one.
         """
+        return (update for update in self.rounds(every, on_error) if update is not None)
+
+    def rounds(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[EngineUpdate | None]:
+        """As `follow`, and yield None for a round that failed or found nothing."""
 
         def report(error: WeightcastError | None) -> None:
             if error is not None and on_error is not None:
@@ -350,10 +354,7 @@ class Agent:
             return update
 
         handler = None if on_error is None else report
-        updates = rounds(
-            step, every=every, stopped=self._stopped, on_error=handler, clock=self._clock, longest=_LONGEST
-        )
-        return (update for update in updates if update is not None)
+        return rounds(step, every=every, stopped=self._stopped, on_error=handler, clock=self._clock, longest=_LONGEST)
 
     def stop(self) -> None:
         """End `follow`, from any thread."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from weightcast.channel.keys import is_channel_id
@@ -28,6 +28,9 @@ from weightcast.errors import BusyError, UsageError
 _POSITION, _INSTALL, _RAN, _INSTANCE = "position.json", "install.json", "ran.json", "instance"
 _OWN = {_POSITION, _INSTALL, CHANGING, _RAN, _INSTANCE, "history", "log", "staged", "incoming", "lock", "owner"}
 _NEW_FILES, _NEW_LOG = "anchor", "ahead"
+
+_LOOK = 5.0
+"""Seconds to wait for those who only look whether a mirror has an owner: they are done in a moment."""
 
 
 class MirrorFolder:
@@ -91,11 +94,21 @@ class MirrorFolder:
 
     # -- locks ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether a process keeps this mirror. One that starts at this moment waits until we have looked."""
+        try:
+            with locked(self._owner, shared=True, patience=0) if self._owner.exists() else nullcontext():
+                return False
+        except BusyError:
+            return True
+
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Be the one process that keeps this mirror; `BusyError` if another one does."""
         self._part_from_original()
-        with locked(self._owner, patience=0, holder="another follower of this mirror"):
+        patience = 0.0 if self.is_owned else _LOOK
+        with locked(self._owner, patience=patience, holder="another follower of this mirror"):
             if self._owner.read_bytes() != self._identity():
                 self._owner.write_bytes(self._identity())
             yield

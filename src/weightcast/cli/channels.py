@@ -1,21 +1,40 @@
-"""How people name versions: a number, a tag or `head`; for `log`, a range of them."""
+"""Channels by their address, and versions as people name them: a number, a tag or `head`; for `log`, a range."""
 
 from __future__ import annotations
-
-from typing import Annotated
-
-import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import HEAD_WORD, MAX_VERSION
 from weightcast.channel.records import Manifest
 from weightcast.channel.tags import read_tag
-from weightcast.cli.console import commit_of, head_of
-from weightcast.errors import MissingError, UsageError
+from weightcast.cli.settings import settings
+from weightcast.disk.durable import Report, silent
+from weightcast.errors import ChannelError, MissingError, UsageError
+from weightcast.store import open_store
+from weightcast.store.base import Store
 
-NAMES = "a number, a tag or `head`"
 
-Version = Annotated[str, typer.Argument(metavar="VERSION", help=f"The version: {NAMES}.")]
+def open_bucket(url: str, report: Report = silent) -> Store:
+    """The bucket at an address, within --limit-rate; ``report`` is for uploads."""
+    store = open_store(url, report)
+    if settings.limit_rate is None:
+        return store
+    from weightcast.store.rate import Limited
+
+    return Limited(store, settings.limit_rate)
+
+
+def open_chain(url: str, report: Report = silent) -> Chain:
+    """The channel at an address; ``report`` is for uploads."""
+    return Chain.open(open_bucket(url, report))
+
+
+def head_of(chain: Chain) -> Manifest:
+    """The newest commit; `ChannelError` if there is none yet."""
+    head = chain.head()
+    if head is None:
+        hint = "Finish it with `weightcast init URL CHECKPOINT`."
+        raise ChannelError("the channel has no version yet", file=chain.store.url, hint=hint)
+    return head
 
 
 def is_number(text: str) -> bool:
@@ -28,7 +47,11 @@ def commit_named(chain: Chain, text: str) -> Manifest:
     if text.lower() == HEAD_WORD:
         return head_of(chain)
     if is_number(text):
-        return commit_of(chain, int(text))
+        try:
+            return chain.manifest(int(text))
+        except MissingError:
+            hint = f"`weightcast log {chain.store.url}` lists those there are."
+            raise UsageError(f"there is no version {int(text)}", file=chain.store.url, hint=hint) from None
     tag = read_tag(chain, text)
     try:
         commit = chain.manifest(tag.position.version)

@@ -1,0 +1,58 @@
+"""What `pull --follow` and `attach` print while they follow a channel: events, for people or programs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from weightcast.cli.console import caution, fields_of, say, tell
+from weightcast.cli.wording import span
+from weightcast.errors import WeightcastError
+from weightcast.store.backoff import CLOCK, Clock
+
+
+def happened(event: str, line: str, **fields: Any) -> None:
+    """Print an event: for people a line with the time of day, for programs its fields."""
+    tell({"event": event, "time": round(time.time(), 3), **fields})
+    say(f"{time.strftime('%H:%M:%S')}  {line}")
+
+
+def print_warning(error: WeightcastError) -> None:
+    """Print an error while following goes on."""
+    tell({"event": "warning", **fields_of(error)})
+    caution(str(error))
+
+
+class Outage:
+    """Warns once about each error of an outage, however often it is tried again, and says when it is over."""
+
+    def __init__(self, fatal: tuple[type[WeightcastError], ...], clock: Clock = CLOCK):
+        """``fatal`` errors do not pass, so they are raised."""
+        self._fatal, self._clock = fatal, clock
+        self._warned: set[str] = set()
+        self._began: float | None = None
+        self._failed = False
+
+    def warn(self, error: WeightcastError) -> None:
+        """Print an error once; raise one that does not pass."""
+        if isinstance(error, self._fatal):
+            raise error
+        if str(error) not in self._warned:
+            print_warning(error)
+        self._warned.add(str(error))
+
+    def failed(self, error: WeightcastError) -> None:
+        """A round failed."""
+        self.warn(error)
+        self._failed = True
+        if self._began is None:
+            self._began = self._clock.now()
+
+    def round_ended(self) -> None:
+        """Call it after every round: the first one that did not fail ends the outage."""
+        if self._began is not None and not self._failed:
+            lasted = self._clock.now() - self._began
+            happened("recovered", f"back to normal after {span(lasted)}", seconds=round(lasted, 3))
+            self._began = None
+            self._warned.clear()
+        self._failed = False
