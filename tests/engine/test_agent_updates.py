@@ -35,7 +35,7 @@ def test_engine_follows_and_every_version_is_verified(training: Training, tmp_pa
             assert engine.calls.index("stage_patches") < engine.calls.index("pause") < engine.calls.index("update")
             must_be(engine, agent, version)
         assert agent.step() is None
-        assert agent.behind == 0
+        assert agent.lag == 0
 
 
 def test_several_versions_at_once_take_one_pause(training: Training, tmp_path: Path) -> None:

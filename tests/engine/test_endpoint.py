@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 import urllib.error
@@ -61,6 +62,41 @@ def dribble(connection: socket.socket) -> None:
     for _ in range(3000):
         connection.sendall(b"x")
         time.sleep(0.01)
+
+
+def metrics(endpoint: Endpoint) -> dict[str, float]:
+    """The value of each sample, by name and labels."""
+    lines = get(endpoint, "/metrics")[1].decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+def test_metrics_have_units_in_their_names_and_the_agents_values(tmp_path: Path) -> None:
+    with closing(Training(tmp_path)) as training:
+        agent = Agent(training.url, Local(training.weights), tmp_path / "mirror")
+        watch = Watch(agent)
+        with agent, closing(Endpoint(watch, "127.0.0.1", 0, None)) as endpoint:
+            unknown = metrics(endpoint)
+            assert unknown["weightcast_version"] == -1
+            assert math.isnan(unknown["weightcast_lag_versions"])
+            agent.step()
+            training.step(1)
+            update = agent.step()
+            assert update is not None
+            watch.updated(update)
+            watch.failed()
+            found = metrics(endpoint)
+            assert json.loads(get(endpoint, "/status")[1])["last"] == update.as_json()
+    expected = {
+        "weightcast_version": 1,
+        "weightcast_lag_versions": 0,
+        "weightcast_unproven_tensors": 0,
+        "weightcast_updates_total": 1,
+        "weightcast_written_elements_total": update.changed,
+        "weightcast_errors_total": 1,
+        "weightcast_pause_seconds_count": 1,
+        'weightcast_phase_seconds_count{phase="apply"}': 1,
+    }
+    assert {name: found.get(name) for name in expected} == expected
 
 
 def test_connection_beyond_the_limit_is_refused_at_once_and_others_are_served_again(endpoint: Endpoint) -> None:

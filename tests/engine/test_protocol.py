@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -30,6 +30,7 @@ from weightcast.engine.messages import (  # noqa: E402
     Digests,
     Done,
     Failed,
+    Fit,
     Hello,
     JobReport,
     ReadFit,
@@ -37,6 +38,7 @@ from weightcast.engine.messages import (  # noqa: E402
     Request,
     SetPosition,
     StagePatches,
+    SurveyResult,
     WorkerState,
 )
 from weightcast.engine.proof import prove  # noqa: E402
@@ -209,6 +211,35 @@ def test_request_and_answer_are_not_interchangeable() -> None:
         decode_answer(encode(Hello()))
     with pytest.raises(FormatError, match="unknown kind"):
         decode_request(encode(Done()))
+
+
+HUGE = "x" * 1_000_000
+WORDY = [
+    Failed(HUGE),
+    replace(STATE, failed=HUGE),
+    JobReport("failed", problem=HUGE),
+    JobReport("done", Digests({"a": (BoxDigest(Box(()), None, HUGE),)})),
+    Fit({"a": HUGE}, (), {}, HUGE, ()),
+    SurveyResult(Fit({}, (), {}, None, ()), HUGE, {}),
+]
+
+
+@pytest.mark.parametrize("message", WORDY, ids=lambda message: kind_of(type(message)))
+def test_long_reason_is_cut_off(message: object) -> None:
+    assert 2000 < len(str(decode_answer(encode(message)))) < 5000
+
+
+def test_long_reason_of_a_worker_does_not_fill_the_agents_log() -> None:
+    with pytest.raises(EngineError, match="worker 0: xxx") as refused:
+        read_answers(Hello(), [encode(Failed(HUGE))], "url")
+    assert len(str(refused.value)) < 2100
+
+
+def test_long_name_is_refused() -> None:
+    for message in (replace(STATE, instance=HUGE), Fit({HUGE: "a"}, (), {}, None, ()), Fit({}, (HUGE,), {}, None, ())):
+        with pytest.raises(FormatError, match="text of at most 65,536 characters") as refused:
+            decode_answer(encode(message))
+        assert len(str(refused.value)) < 200
 
 
 # -- who is to blame ---------------------------------------------------------------------------------------------------

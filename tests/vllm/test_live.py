@@ -200,7 +200,7 @@ def test_agent_answers_over_http_with_its_token(writer: Written, engine: Engine,
 
         assert get("/status", "another")[0] == 401
         status = json.loads(get("/status")[1])
-        assert (status["version"], status["behind"], status["error"], status["unproven"]) == (version, 0, None, [])
+        assert (status["version"], status["lag"], status["error"], status["unproven"]) == (version, 0, None, [])
         assert {"fetch", "stage", "pause", "apply", "resume"} <= status["last"]["seconds"].keys()
         assert f"weightcast_version {float(version)}".encode() in get("/metrics")[1]
         assert get(f"/wait?version={version}")[0] == 200

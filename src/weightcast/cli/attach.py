@@ -143,7 +143,7 @@ def _follow(agent: Agent, watch: Any, every: float) -> None:
         outage.round_ended()
         if update is not None:
             if watch is not None:
-                watch.took(update)
+                watch.updated(update)
             _print(update)
 
 
@@ -154,11 +154,5 @@ def _print(update: EngineUpdate) -> None:
     happened(
         "version",
         f"version {update.position.version:<6} {changed}{loaded}{doubts}",
-        version=update.position.version,
-        digest=update.position.digest,
-        changed=update.changed,
-        reloaded=update.reloaded,
-        unproven=list(update.unproven),
-        pause=round(update.pause, 4),
-        seconds={phase: round(value, 4) for phase, value in update.seconds.items()},
+        **update.as_json(),
     )

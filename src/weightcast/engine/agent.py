@@ -110,10 +110,10 @@ class Agent:
         self._stopped = threading.Event()
 
     @property
-    def behind(self) -> int | None:
-        """Versions from the one that is live to the newest that the mirror has."""
-        newest = self.subscriber.position
-        return None if newest is None or self.position is None else max(0, newest.version - self.position.version)
+    def lag(self) -> int | None:
+        """Versions from the live one to the newest that the mirror has; None if either is unknown."""
+        newest, live = self.subscriber.position, self.position
+        return max(0, newest.version - live.version) if newest and live else None
 
     @property
     def mirror(self) -> Mirror:

@@ -23,6 +23,9 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _PLUGIN = """Start vLLM with --weight-transfer-config '{"backend": "weightcast"}', and weightcast installed."""
 
+_NO_METHOD = "Method 'weightcast' is not implemented"
+"""How vLLM reports that its workers lack the method that the plug-in adds; it has no code for it."""
+
 A = TypeVar("A")
 
 
@@ -126,9 +129,22 @@ class HttpEngine:
         if error.code == 404:
             hint = "Start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1: it opens the routes for updates."
             return EngineError(f"the engine has no route {route}", url=self.url, hint=hint)
-        if route == "/collective_rpc" and error.code == 500:
-            return EngineError(f"vLLM is running without the weightcast plug-in: {text}", url=self.url, hint=_PLUGIN)
+        if error.code == 500 and self._is_dead():
+            hint = "Restart it; its log has the reason. The agent waits, and brings it to the newest version."
+            return EngineGoneError(f"the engine has died; it answers {route} with: {text}", url=self.url, hint=hint)
+        if error.code == 500 and _NO_METHOD in text:
+            return EngineError("vLLM is running without the weightcast plug-in", url=self.url, hint=_PLUGIN)
         return EngineError(f"the engine answers {route} with {error.code}: {text}", url=self.url)
+
+    def _is_dead(self) -> bool:
+        """vLLM's web server may outlive its engine: only its health tells one failed call from a dead engine."""
+        try:
+            _direct.open(f"{self.url}/health", timeout=_QUICK).close()
+        except urllib.error.HTTPError as error:
+            return error.code == 503
+        except (OSError, HTTPException):
+            return True
+        return False
 
 
 class InProcess:

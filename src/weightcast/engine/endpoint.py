@@ -14,15 +14,20 @@ import hmac
 import io
 import ipaddress
 import json
+import math
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from weightcast.engine.agent import Agent
 from weightcast.engine.update import EngineUpdate
@@ -42,34 +47,37 @@ _ARRIVAL = 10.0
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
-class Watch:
-    """Counts what an agent does, and wakes clients that wait for a version."""
+class Watch(Collector):
+    """Counts an agent's updates and errors, and wakes clients that wait for a version."""
 
     def __init__(self, agent: Agent):
         self._agent = agent
         self._changed = threading.Condition()
         self.registry = CollectorRegistry()
-        self._phases = Histogram(
-            "weightcast_phase_seconds",
-            "Time of a phase of an update",
-            ["phase"],
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
-        self._pauses = Histogram(
-            "weightcast_pause_seconds", "Time that the engine stood still", buckets=_BUCKETS, registry=self.registry
-        )
-        self._updates = Counter("weightcast_updates", "Versions that became live", registry=self.registry)
-        self._elements = Counter("weightcast_elements", "Elements written by updates", registry=self.registry)
-        self._troubles = Counter("weightcast_troubles", "Rounds that ended in an error", registry=self.registry)
-        version = Gauge("weightcast_version", "The version that is live; -1 if none", registry=self.registry)
-        version.set_function(lambda: -1 if agent.position is None else agent.position.version)
-        behind = Gauge("weightcast_behind", "Versions from the live one to the newest known", registry=self.registry)
-        behind.set_function(lambda: agent.behind or 0)
-        unproven = Gauge("weightcast_unproven", "Tensors that cannot be read back", registry=self.registry)
-        unproven.set_function(lambda: len(agent.unproven))
+        self.registry.register(self)
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, buckets=_BUCKETS, registry=self.registry)
+        self._phases = histogram("weightcast_phase_seconds", "Seconds that a phase of an update took", ["phase"])
+        self._pauses = histogram("weightcast_pause_seconds", "Seconds that an update paused the engine")
+        self._updates = counter("weightcast_updates_total", "Versions that became live")
+        self._elements = counter("weightcast_written_elements_total", "Elements written by updates")
+        self._errors = counter("weightcast_errors_total", "Rounds that ended in an error")
 
-    def took(self, update: EngineUpdate) -> None:
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Called by Prometheus' library, for every scrape."""
+        version, lag, unproven = self._version, self._agent.lag, len(self._agent.unproven)
+        for name, meaning, value in (
+            ("version", "The live version; -1 if none", -1 if version is None else version),
+            (
+                "lag_versions",
+                "From the live one to the mirror's newest; NaN if unknown",
+                math.nan if lag is None else lag,
+            ),
+            ("unproven_tensors", "Tensors whose live bits cannot be read back", unproven),
+        ):
+            yield GaugeMetricFamily(f"weightcast_{name}", meaning, value)
+
+    def updated(self, update: EngineUpdate) -> None:
         for phase, seconds in update.seconds.items():
             self._phases.labels(phase).observe(seconds)
         self._pauses.observe(update.pause)
@@ -79,34 +87,31 @@ class Watch:
             self._changed.notify_all()
 
     def failed(self) -> None:
-        self._troubles.inc()
+        self._errors.inc()
+
+    @property
+    def _version(self) -> int | None:
+        position = self._agent.position  # once: the agent's thread may change it
+        return None if position is None else position.version
 
     def status(self) -> dict[str, Any]:
-        agent, last = self._agent, self._agent.last
+        agent, position, last, error = self._agent, self._agent.position, self._agent.last, self._agent.trouble
         return {
             "engine": agent.engine.url,
             "channel": agent.subscriber.chain.store.url,
-            "version": None if agent.position is None else agent.position.version,
-            "digest": None if agent.position is None else agent.position.digest,
-            "behind": agent.behind,
+            "version": position.version if position else None,
+            "digest": position.digest if position else None,
+            "lag": agent.lag,
             "unproven": list(agent.unproven),
-            "error": str(agent.trouble) if agent.trouble else None,
-            "last": None
-            if last is None
-            else {
-                "version": last.position.version,
-                "changed": last.changed,
-                "reloaded": last.reloaded,
-                "pause": round(last.pause, 6),
-                "seconds": {phase: round(seconds, 6) for phase, seconds in last.seconds.items()},
-            },
+            "error": str(error) if error else None,
+            "last": last.as_json() if last else None,
         }
 
     def wait(self, version: int, seconds: float) -> bool:
         """Whether the engine serves that version or a later one within so many seconds."""
         end = time.monotonic() + min(seconds, _LONGEST)
         with self._changed:
-            while self._agent.position is None or self._agent.position.version < version:
+            while (live := self._version) is None or live < version:
                 left = end - time.monotonic()
                 if left <= 0:
                     return False
@@ -114,45 +119,33 @@ class Watch:
         return True
 
 
-class Endpoint:
-    """Serves a `Watch` from a thread until it is closed."""
+class Endpoint(ThreadingHTTPServer):
+    """Serves a `Watch` until it is closed: one thread per connection, up to a limit."""
+
+    daemon_threads = True
+    request_queue_size = 2 * _CONNECTIONS  # so that a refused client gets its answer at once
 
     def __init__(self, watch: Watch, host: str, port: int, token: str | None, *, arrival: float = _ARRIVAL):
         """``arrival`` is how many seconds a request may take to arrive."""
         if not _is_loopback(host) and not token:
             hint = "Give --token-file, or listen on 127.0.0.1."
             raise UsageError(f"{host} can be reached by others", hint=hint)
-
-        class Requests(_Requests):
-            pass
-
-        Requests.watch, Requests.token, Requests.timeout = watch, token, arrival
-        Requests.waiting = threading.BoundedSemaphore(_WAITING)
+        self.watch, self.token, self.arrival = watch, token, arrival
+        self.waiting = threading.BoundedSemaphore(_WAITING)
+        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            kind = type("Server", (_Server,), {"address_family": family})
-            self._server = kind((host, port), Requests)
+            super().__init__((host, port), _Requests)
         except OSError as error:
             raise UsageError(f"cannot listen on {host}:{port}: {error}", hint="Name another port.") from error
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="weightcast-endpoint", daemon=True)
+        self.port = int(self.server_address[1])
+        self._thread = threading.Thread(target=self.serve_forever, name="weightcast-endpoint", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join()
-
-
-class _Server(ThreadingHTTPServer):
-    """One thread per connection, up to a limit; the next connection is refused at once."""
-
-    daemon_threads = True
-    request_queue_size = 2 * _CONNECTIONS  # so that a refused client gets its answer at once
-
-    def __init__(self, *args: Any) -> None:
-        self._slots = threading.BoundedSemaphore(_CONNECTIONS)
-        super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
@@ -206,14 +199,11 @@ class _Arriving(io.RawIOBase):
 
 
 class _Requests(BaseHTTPRequestHandler):
-    watch: Watch
-    token: str | None
-    waiting: threading.BoundedSemaphore
-    timeout: ClassVar[float]
+    server: Endpoint
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = io.BufferedReader(_Arriving(self.connection, self.timeout))
+        self.rfile = io.BufferedReader(_Arriving(self.connection, self.server.arrival))
 
     def handle_one_request(self) -> None:
         try:
@@ -223,16 +213,14 @@ class _Requests(BaseHTTPRequestHandler):
             self.wfile.write(_bare(431, "Request Header Fields Too Large", "the request is too large"))
 
     def do_GET(self) -> None:
-        if self.token and not hmac.compare_digest(
-            self.headers.get("Authorization", "").encode(), f"Bearer {self.token}".encode()
-        ):
+        token, watch, url = self.server.token, self.server.watch, urlsplit(self.path)
+        given = self.headers.get("Authorization", "")
+        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             self._answer(401, {"error": "a bearer token is needed"})
-            return
-        url = urlsplit(self.path)
-        if url.path == "/status":
-            self._answer(200, self.watch.status())
+        elif url.path == "/status":
+            self._answer(200, watch.status())
         elif url.path == "/metrics":
-            self._send(200, "text/plain; version=0.0.4", generate_latest(self.watch.registry))
+            self._send(200, "text/plain; version=0.0.4", generate_latest(watch.registry))
         elif url.path == "/wait":
             self._wait(parse_qs(url.query))
         else:
@@ -243,14 +231,14 @@ class _Requests(BaseHTTPRequestHandler):
         if not _is_number(version, 12) or not _is_number(seconds or "0", 4):
             self._answer(400, {"error": "version and seconds are numbers"})
             return
-        if not self.waiting.acquire(blocking=False):
+        if not self.server.waiting.acquire(blocking=False):
             self._answer(503, {"error": f"{_WAITING} requests wait already"})
             return
         try:
-            there = self.watch.wait(int(version), float(seconds or 0))
+            there = self.server.watch.wait(int(version), float(seconds or 0))
         finally:
-            self.waiting.release()
-        self._answer(200 if there else 503, self.watch.status())
+            self.server.waiting.release()
+        self._answer(200 if there else 503, self.server.watch.status())
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(body).encode())

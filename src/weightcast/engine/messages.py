@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Channel
@@ -17,6 +17,9 @@ from weightcast.errors import FormatError
 
 Answered = TypeVar("Answered", covariant=True)
 Produced = TypeVar("Produced", covariant=True)
+
+Reason = Annotated[str, "for people"]
+"""A sentence for people. `protocol` cuts a long one off, since it ends up in errors and logs."""
 
 BoxDigests = Mapping[str, tuple[BoxDigest, ...]]
 """Of some tensors, by name."""
@@ -34,7 +37,7 @@ class Done:
 class Failed:
     """The request was not carried out."""
 
-    problem: str
+    problem: Reason
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class WorkerState:
     """Of its live parameters; None if it does not know."""
     changing: bool
     """Whether an update began to write and did not finish: the parameters are a mix of versions."""
-    failed: str | None
+    failed: Reason | None
     """Why the last update failed, if it did."""
     paused_by_agent: bool
     updates: int
@@ -68,13 +71,13 @@ class WorkerState:
 class Fit:
     """How the tensors of a table fit one worker's parameters."""
 
-    unknown: Mapping[str, str]
+    unknown: Mapping[str, Reason]
     """Tensors that cannot be traced into the parameters, and why."""
     absent: tuple[str, ...]
     """Tensors that this worker has no place for."""
     uncovered: Mapping[str, int]
     """Parameters that no tensor covers, with the number of elements left out."""
-    cannot_reload: str | None
+    cannot_reload: Reason | None
     """Why the engine's own loader must not be used, if so."""
     trusted: tuple[str, ...]
     """Tensors whose layout was verified: patches may be written through it."""
@@ -85,7 +88,7 @@ class SurveyResult:
     """How the tensors of a channel would fit, beside how the engine's own checkpoint does."""
 
     fit: Fit
-    broken: str | None
+    broken: Reason | None
     """Why the engine's loader cannot take the channel's tensors, although it can take its own checkpoint's."""
     strange: Mapping[str, int]
     """Parameters that the engine's own checkpoint covers and the channel does not."""
@@ -123,7 +126,7 @@ class JobReport:
 
     state: Literal["running", "done", "failed", "cancelled", "gone"]
     result: Digests | Staged | Comparison | None = None
-    problem: str | None = None
+    problem: Reason | None = None
 
     def __post_init__(self) -> None:
         if (self.result is not None) != (self.state == "done") or (self.problem is not None) != (
@@ -187,7 +190,7 @@ class Distrust(Request[Done]):
     """Mark the layout of these tensors as wrong, whatever may be read through it later."""
 
     names: tuple[str, ...]
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True)

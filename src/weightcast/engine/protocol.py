@@ -21,7 +21,7 @@ from weightcast.channel.keys import Position
 from weightcast.channel.records import Channel, channel_from_json, channel_to_json, position_from_json, position_json
 from weightcast.engine.box_digests import BoxDigest
 from weightcast.engine.layout import Box, Range
-from weightcast.engine.messages import ANSWERS, REQUESTS, Request
+from weightcast.engine.messages import ANSWERS, REQUESTS, Reason, Request
 from weightcast.errors import FormatError, VersionError
 from weightcast.format.json import parse_json
 
@@ -32,6 +32,8 @@ MAX_LENGTH = 1 << 28
 """Characters of a message."""
 
 _NUMBERS = 1 << 64
+_MAX_TEXT, _MAX_REASON = 1 << 16, 2000
+"""Characters of a name, a path or an id, and of a sentence for people."""
 
 
 class ProtocolError(VersionError):
@@ -104,7 +106,7 @@ def _message(value: Any, known: Iterable[type], where: str) -> Any:
 
 @cache
 def _fields(message: type) -> dict[str, Any]:
-    hints = get_type_hints(message)
+    hints = get_type_hints(message, include_extras=True)
     return {one.name: hints[one.name] for one in fields(message)}
 
 
@@ -121,19 +123,31 @@ def _value(value: Any, hint: Any, where: str) -> Any:
         return tuple(_value(one, inner[0], where) for one in value)
     if origin is Mapping or hint is Mapping:
         _expect(isinstance(value, dict), where, "an object", value)
-        return {name: _value(one, inner[1], where) for name, one in value.items()}
+        return {_value(name, str, where): _value(one, inner[1], where) for name, one in value.items()}
     if origin is Literal:
         _expect(isinstance(value, str) and value in inner, where, f"one of {', '.join(inner)}", value)
         return value
+    if hint == Reason:
+        _expect(isinstance(value, str), where, "text", value)
+        return value if len(value) <= _MAX_REASON else f"{value[:_MAX_REASON]}…"
     if hint in _SPECIAL:
         return _SPECIAL[hint][1](value)
     if is_dataclass(hint):
         return _message(value, (hint,), where)  # type: ignore[arg-type]
-    _expect(type(value) is hint and (hint is not int or 0 <= value < _NUMBERS), where, _NAMES[hint], value)
+    good = type(value) is hint
+    if hint is int:
+        good = good and 0 <= value < _NUMBERS
+    elif hint is str:
+        good = good and len(value) <= _MAX_TEXT
+    _expect(good, where, _NAMES[hint], value)
     return value
 
 
-_NAMES = {int: "a natural number of 64 bits", bool: "true or false", str: "text"}
+_NAMES = {
+    int: "a natural number of 64 bits",
+    bool: "true or false",
+    str: f"text of at most {_MAX_TEXT:,} characters",
+}
 
 
 def _expect(good: bool, where: str, what: str, found: object) -> None:
@@ -151,12 +165,13 @@ def _box_digest(value: Any) -> BoxDigest:
     for along in value[0]:
         _expect(isinstance(along, list) and len(along) == 3, "box", "three numbers for each dimension", along)
     ranges = tuple(Range(*(_value(number, int, "box") for number in along)) for along in value[0])
-    digest, problem = (_value(value[i], hint, "box digest") for i, hint in ((1, int | None), (2, str | None)))
+    digest, problem = (_value(value[i], hint, "box digest") for i, hint in ((1, int | None), (2, Reason | None)))
     return BoxDigest(Box(ranges), digest, problem, _value(value[3], bool, "box digest"))
 
 
 def _channel(value: Any) -> Channel:
-    return channel_from_json(_value(value, str, "channel").encode())
+    _expect(isinstance(value, str), "channel", "text", value)
+    return channel_from_json(value.encode())
 
 
 _SPECIAL: dict[Any, tuple[Any, Any]] = {

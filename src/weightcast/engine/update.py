@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from weightcast.channel.keys import Position
 
 PAUSED = ("pause", "apply", "prove", "resume")
-"""The phases in which the engine stands still."""
+"""The phases in which the engine is paused."""
 
 
 @dataclass(frozen=True)
@@ -28,5 +29,16 @@ class EngineUpdate:
 
     @property
     def pause(self) -> float:
-        """Seconds that the engine stood still."""
+        """Seconds that the engine was paused."""
         return sum(self.seconds.get(phase, 0.0) for phase in PAUSED)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": self.position.version,
+            "digest": self.position.digest,
+            "changed": self.changed,
+            "reloaded": self.reloaded,
+            "unproven": list(self.unproven),
+            "pause": round(self.pause, 4),
+            "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
+        }
