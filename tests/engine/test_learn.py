@@ -194,7 +194,7 @@ UNKNOWN = {
     "out=": One(lambda p, x: torch.add(x, x, out=p), unknown="add"),
     "foreach": One(foreach, unknown="foreach"),
     "through a room": One(through_room, unknown="computes"),
-    "its value": One(lambda p, x: p.fill_(x.item()), x=("F32", ()), unknown="looks at its value", finite=True),
+    "its value": One(lambda p, x: p.fill_(x.item()), x=("F32", ()), unknown="reads its value", finite=True),
     "broadcast": One(lambda p, x: p.copy_(x), x=("BF16", (6,)), unknown="not a box"),
     "repeated": One(lambda p, x: p.copy_(x.expand(4, 6)), x=("BF16", (1, 6)), unknown="not a box"),
     "shuffled": One(lambda p, x: p.copy_(x.view(2, 12).t().reshape(24)), x=("BF16", (24,)), p=("BF16", (24,)),
@@ -208,9 +208,9 @@ UNKNOWN = {
     "scaled behind": One(lambda p, x: (p.copy_(x), p.mul_(2)), unknown="writes over it in p"),
     "conjugated": One(lambda p, x: p.copy_(x.conj()), x=("C64", (3,)), p=("C64", (3,)), unknown="not a box"),
     "moved on": One(lambda p, x: (p[:2].copy_(x[:2]), p[2:].copy_(p[:2])), unknown="computes"),
-    "raises": One(lambda p, x: 1 // 0, unknown="cannot be followed: ZeroDivisionError"),
+    "raises": One(lambda p, x: 1 // 0, unknown="cannot be traced: ZeroDivisionError"),
     "numpy": One(lambda p, x: p.numpy().__setitem__(0, x.numpy()), x=("F32", (4,)), p=("F32", (4,)),
-                 unknown="cannot be followed"),
+                 unknown="cannot be traced"),
 }  # fmt: skip
 
 

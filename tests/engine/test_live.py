@@ -237,7 +237,7 @@ def test_rows_written_a_few_at_a_time_are_all_written(rows: int) -> None:
         assert memory(model) == expected(engine, new)
 
 
-# -- memory and pauses -------------------------------------------------------------------------------------------------
+# -- memory and calls -------------------------------------------------------------------------------------------------
 
 
 def long(
@@ -304,23 +304,23 @@ def test_dense_patch_that_is_sparse_in_this_worker_is_scattered(tmp_path: Path) 
     assert np.array_equal(live.read(part), new.read("x")[1000:])
 
 
-def test_pause_callback_runs_between_tensors_and_may_stop_the_preparation(pair: Pair, tmp_path: Path) -> None:
+def test_callback_between_tensors_may_stop_the_preparation(pair: Pair, tmp_path: Path) -> None:
     old = weights_of(SHAPES)
     new = changed(old, 0.5, 6)
     model, live = pair[0][1:]
-    pauses: list[int] = []
-    live.prepare_patches([staged(old, new, tmp_path)], pause=lambda: pauses.append(1))
-    assert len(pauses) == len(SHAPES)
-    pauses.clear()
-    live.prepare_weights(new, new.table, pause=lambda: pauses.append(1))
-    assert len(pauses) == len(SHAPES)
+    calls: list[int] = []
+    live.prepare_patches([staged(old, new, tmp_path)], between=lambda: calls.append(1))
+    assert len(calls) == len(SHAPES)
+    calls.clear()
+    live.prepare_weights(new, new.table, between=lambda: calls.append(1))
+    assert len(calls) == len(SHAPES)
     before = memory(model)
 
     def stop() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        live.prepare_patches([staged(old, new, tmp_path)], pause=stop)
+        live.prepare_patches([staged(old, new, tmp_path)], between=stop)
     assert memory(model) == before
 
 
@@ -398,7 +398,7 @@ def test_widened_parameter_with_other_values_has_no_digest() -> None:
     weights = weights_of({"x": ("BF16", (4, 6))})
     model = model_of(p=torch.empty(4, 6, dtype=torch.float32))
     live = LiveParameters(model, Layout(weights.table, [part(dtype="F32")], {}))
-    assert "no cast" in live.digest(SPEC)[0].problem
+    assert "not a cast" in live.digest(SPEC)[0].problem
     prepared = live.prepare_weights(weights, weights.table)
     live.apply(prepared, weights)
     assert together([live], weights)["x"].digest == wc.fingerprint(weights)["x"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weightcast.channel.keys import Position
-from weightcast.engine.fit import EngineFit
-from weightcast.engine.plan import Compare, Patch, Reload, plan_patch, plan_update
+from weightcast.engine.messages import Fit
+from weightcast.engine.plan import Plan, plan_patch, plan_update
 from weightcast.engine.state import EngineState
 from weightcast.format.digest import Fingerprint
 from weightcast.format.spec import TensorSpec, TensorTable
@@ -25,7 +25,7 @@ def state(
     absent: frozenset[str] = frozenset(),
     changing: bool = False,
 ) -> EngineState:
-    fit = EngineFit(absent=absent, trusted=trusted)
+    fit = Fit(absent=absent, trusted=trusted)
     return EngineState(("w0",), position, changing, None, False, 1, "t", True, (0,), fit)
 
 
@@ -36,7 +36,7 @@ def changes(*names: str) -> Fingerprint:
 @pytest.mark.parametrize(
     ("engine", "start", "touched", "plan"),
     [
-        pytest.param(state(), HERE, NAMES, Patch((), frozenset()), id="at the start: patched"),
+        pytest.param(state(), HERE, NAMES, Plan((), frozenset()), id="at the start: patched"),
         pytest.param(state(THERE), HERE, NAMES, None, id="at another version"),
         pytest.param(state(Position(3, "c" * 64)), HERE, NAMES, None, id="at the same number with other bits"),
         pytest.param(state(None), HERE, NAMES, None, id="at no known version"),
@@ -46,34 +46,34 @@ def changes(*names: str) -> Fingerprint:
             state(trusted=ALL - {"layers.1.a"}),
             HERE,
             ("layers.1.a",),
-            Patch(FIRST_LAYER, frozenset({"layers.1.a"})),
+            Plan(FIRST_LAYER, frozenset({"layers.1.a"})),
             id="untrusted tensor changes: its whole layer is reloaded",
         ),
         pytest.param(
             state(trusted=ALL - {"layers.1.a"}),
             HERE,
             ("layers.1.b", "norm"),
-            Patch((), frozenset()),
+            Plan((), frozenset()),
             id="untrusted tensor does not change: not reloaded",
         ),
         pytest.param(
             state(trusted=ALL - {"norm"}, absent=frozenset({"norm"})),
             HERE,
             ("norm",),
-            Patch((), frozenset()),
+            Plan((), frozenset()),
             id="absent tensor changes: nothing to do",
         ),
         pytest.param(
             state(trusted=ALL - {"norm"}),
             HERE,
             ("norm",),
-            Patch(("embed", "norm"), frozenset({"norm"})),
+            Plan(("embed", "norm"), frozenset({"norm"})),
             id="tensors outside of layers are one layer",
         ),
     ],
 )
 def test_plan_of_fetched_patches_fits_the_state_of_the_engine(
-    engine: EngineState, start: Position | None, touched: tuple[str, ...], plan: Patch | None
+    engine: EngineState, start: Position | None, touched: tuple[str, ...], plan: Plan | None
 ) -> None:
     assert plan_patch(engine, start, OLD, changes(*touched)) == plan
 
@@ -82,24 +82,22 @@ def test_plan_of_fetched_patches_fits_the_state_of_the_engine(
     ("engine", "plan"),
     [
         pytest.param(state(THERE), None, id="at the target: nothing"),
-        pytest.param(state(THERE, changing=True), Compare(NAMES, (), frozenset()), id="at the target, but mixed"),
-        pytest.param(state(Position(4, "c" * 64)), Compare(NAMES, (), frozenset()), id="same number, other bits"),
-        pytest.param(state(HERE), Compare(NAMES, (), frozenset()), id="at another version: compared"),
-        pytest.param(state(None), Compare(NAMES, (), frozenset()), id="at no known version: compared"),
-        pytest.param(state(None, frozenset()), Reload(NAMES, ALL), id="no layout is trusted: reloaded"),
+        pytest.param(state(THERE, changing=True), Plan((), frozenset(), NAMES), id="at the target, but mixed"),
+        pytest.param(state(Position(4, "c" * 64)), Plan((), frozenset(), NAMES), id="same number, other bits"),
+        pytest.param(state(HERE), Plan((), frozenset(), NAMES), id="at another version: compared"),
+        pytest.param(state(None), Plan((), frozenset(), NAMES), id="at no known version: compared"),
+        pytest.param(state(None, frozenset()), Plan(NAMES, ALL), id="no layout is trusted: reloaded"),
         pytest.param(
             state(None, ALL - {"layers.1.b"}),
-            Compare(("embed", "layers.10.a", "norm"), FIRST_LAYER, frozenset({"layers.1.b"})),
+            Plan(FIRST_LAYER, frozenset({"layers.1.b"}), ("embed", "layers.10.a", "norm")),
             id="one is not trusted: its layer is reloaded, the rest compared",
         ),
         pytest.param(
             state(None, frozenset(FIRST_LAYER), ALL - frozenset(FIRST_LAYER)),
-            Compare(FIRST_LAYER, (), frozenset()),
+            Plan((), frozenset(), FIRST_LAYER),
             id="absent tensors are neither compared nor reloaded",
         ),
     ],
 )
-def test_engine_without_patches_to_the_target_is_compared_or_reloaded(
-    engine: EngineState, plan: Compare | Reload | None
-) -> None:
+def test_engine_without_patches_to_the_target_is_compared_or_reloaded(engine: EngineState, plan: Plan | None) -> None:
     assert plan_update(engine, TABLE, THERE) == plan

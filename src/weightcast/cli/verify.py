@@ -21,7 +21,7 @@ from weightcast.cli.wording import count, natural
 from weightcast.disk.durable import Report
 from weightcast.disk.staged import fingerprint_of
 from weightcast.engine.client import HttpEngine
-from weightcast.engine.proof import prove, version_of
+from weightcast.engine.proof import prove
 from weightcast.errors import ChannelError, FormatError, UsageError, VersionError, WeightcastError
 from weightcast.follow.mirror_reader import reading_held
 from weightcast.format.digest import Fingerprint
@@ -171,7 +171,7 @@ def _verify_folder(place: str, url: str, workers: Workers, progress: Report) -> 
     with reading_held(folder, chain.channel.table, chain.channel.id) as found:
         fingerprint, remembered = fingerprint_of(found.weights, workers, progress), found.fingerprint
         files_at, log_at, claim = found.files_at, found.log_at, found.position
-    version = version_of(fingerprint.digest, chain)
+    version = chain.find(fingerprint.digest, head)
     damaged = _differing(fingerprint, remembered) if remembered is not None else []
     values: dict[str, Any] = {
         "folder": place,

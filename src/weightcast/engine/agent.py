@@ -2,16 +2,16 @@
 
     poll → fetch, decode, verify (mirror) → stage (workers) → [pause → apply → finish → resume]
 
-Everything outside the brackets happens while the engine serves. Whatever state an engine is found in, it is brought to
-the mirror's version; `plan` decides how. An update that breaks off leaves the engine paused until another one has
-worked. A channel that does not fit the engine is refused before anything is fetched for it, and before any pause.
+Everything outside the brackets happens while the engine serves. The agent brings an engine in any state to the mirror's
+version; `plan` decides how. An update that breaks off leaves the engine paused until another one succeeds. A channel
+that does not fit the engine is refused before anything is fetched or paused.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,20 +22,20 @@ from weightcast.channel.policy import NEWEST, Pinned, Policy
 from weightcast.engine.box_digests import fingerprint_of
 from weightcast.engine.client import Engine
 from weightcast.engine.fit import counted, listed, refuse_reload, teach
-from weightcast.engine.jobs import combine_digests, compare_files, live_digests, new_job, run_job
+from weightcast.engine.jobs import combine_digests, compare_files, live_digests, run_job
 from weightcast.engine.messages import (
     ApplyUpdate,
     Distrust,
+    JobRequest,
     SetPosition,
     StagePatches,
     StageWeights,
     Trust,
 )
-from weightcast.engine.messages import (
-    Staged as StagedOnWorker,
-)
+from weightcast.engine.messages import Staged as StagedOnWorker
 from weightcast.engine.pause import Pause
-from weightcast.engine.plan import Compare, Patch, Reload, plan_patch, plan_update
+from weightcast.engine.plan import Plan, plan_patch, plan_update
+from weightcast.engine.proof import position_of
 from weightcast.engine.state import EngineState, read_state
 from weightcast.engine.update import EngineUpdate
 from weightcast.errors import EngineError, MisfitError, StoreError, WeightcastError
@@ -55,14 +55,14 @@ _LONGEST = 30.0
 """Seconds between two attempts at most: an engine that restarts serves old weights until the agent reaches it."""
 
 _MIXED = "updating"
-"""What an engine whose weights are a mix of versions is called instead of a version."""
+"""The version that an engine names while its weights are a mix of versions."""
 
 _log = logging.getLogger("weightcast")
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """An update that the workers can write: a staged job, if any, and what is reloaded after it."""
+    """An update that the workers can write: what a job staged, if any, and what is reloaded after it."""
 
     job: str | None
     reload: tuple[str, ...]
@@ -87,17 +87,17 @@ class Agent:
     ):
         """``prove`` digests all live parameters after every update, while the engine is still paused.
 
-        With a ``replica`` name the agent leaves heartbeats in the bucket, if it may write there.
+        With a ``replica`` name the agent sends heartbeats to the bucket, if it may write there.
         """
         self.engine = engine
         self.subscriber = Subscriber(channel, mirror, policy=policy, clock=clock)
         self.position: Position | None = None
-        """Of the engine, as far as the agent knows."""
+        """The engine's, as far as the agent knows."""
         self.unproven: tuple[str, ...] = ()
         """Tensors whose live bits cannot be read back."""
         self.last: EngineUpdate | None = None
         self.trouble: WeightcastError | None = None
-        """What the last round of `follow` ended with."""
+        """The error of the last round of `follow`, if it had one."""
         self.short: WeightcastError | None = None
         """Why the last round went to an older version than the policy wants, if it did."""
         self._policy, self._prove, self._clock = policy, prove, clock
@@ -106,7 +106,7 @@ class Agent:
         self._heartbeats = HeartbeatSender(replica, instance, clock) if replica else None
         self._state: EngineState | None = None
         self._verified: tuple[str, ...] = ()
-        """The worker processes whose reported position is believed, if every update is to be proven."""
+        """The worker processes whose reported position is believed; only with ``prove``."""
         self._stopped = threading.Event()
 
     @property
@@ -126,35 +126,34 @@ class Agent:
     # -- a round -----------------------------------------------------------------------------------------------------
 
     def step(self) -> EngineUpdate | None:
-        """Bring mirror and engine to the version that the policy wants; None if they are there."""
+        """Bring mirror and engine to the version that the policy wants; None if the engine is there already."""
         phases = Phases(self._clock)
-        staged, outage, state, away = None, None, None, None
-        self.short = None
+        staged = state = self.short = None
+        errors: list[WeightcastError] = []
         try:
             state = self._meet(phases)
             self._pause.end_leftover(state, self._prove)
         except MisfitError:
             raise
         except EngineError as error:
-            self.position, away = None, error
+            self.position = None
+            errors.append(error)
         try:
             with phases.phase("fetch"):
                 staged = self.subscriber.poll()
         except WeightcastError as error:
-            outage = error  # an engine that has restarted still gets what the mirror has
+            errors.append(error)  # an engine that has restarted still gets what the mirror has
         update = self._follow_mirror(state, staged, phases)
         self.short = staged.reason if staged is not None else None
-        if outage is not None:
-            raise outage
-        if away is not None:
-            raise away
+        if errors:
+            raise errors[-1]
         return update
 
     def _follow_mirror(self, state: EngineState | None, staged: Staged | None, phases: Phases) -> EngineUpdate | None:
         try:
             ready = self._stage_patches(state, staged, phases) if state and staged else None
         finally:
-            if staged is not None:  # whatever the engine does, the mirror moves on
+            if staged is not None:  # the mirror follows the channel even if the engine fails
                 self.subscriber.apply(staged)
         target, fingerprint = self.subscriber.position, self.mirror.fingerprint
         if state is None or target is None or fingerprint is None:
@@ -188,7 +187,7 @@ class Agent:
         return replace(state, position=None) if self._prove and state.instances != self._verified else state
 
     def _warn_of_misfits(self, state: EngineState) -> None:
-        """Warn once per engine process, since a version would otherwise seem to be complete in it."""
+        """Warn once per engine process: otherwise a version would seem to be complete in it."""
         fit = state.fit
         for name, reason in fit.unknown.items():
             _log.warning("%s is reloaded whole when it changes: %s", name, reason)
@@ -200,7 +199,7 @@ class Agent:
             _log.warning("neither the channel nor the engine's own checkpoint covers %s", names)
 
     def _recognise(self, state: EngineState, fingerprint: Fingerprint, target: Position, phases: Phases) -> EngineState:
-        """Find out by live digests which version an engine is that does not say so, and which layouts are right."""
+        """Find out by live digests which version an engine is at that does not say so, and which layouts are right."""
         fit = state.fit
         with phases.phase("recognise"):
             digests = live_digests(self.engine, self._table)
@@ -208,27 +207,21 @@ class Agent:
         found = fingerprint_of(self._table, digests)
         position = target if len(same | fit.absent) == len(self._table) else None
         if position is None and found is not None:
-            position = self._find(found)
+            with suppress(StoreError):  # during an outage it is compared with the mirror instead
+                position = position_of(found, self.subscriber.chain)
         trusted = digests.keys() - fit.absent if position else same | fit.trusted
         if position is None and not state.updates:
             with phases.phase("compare"):
                 loaded, other = compare_files(self.engine)
             packed = other - fit.trusted  # a trusted one differs because it was changed since
-            self.engine.ask(Distrust(tuple(sorted(packed)), "the engine changes it after loading"))
+            self.engine.ask(Distrust(packed, "the engine changes it after loading"))
             trusted = (trusted | loaded) - packed
-        self.engine.ask(Trust(tuple(sorted(trusted))))
+        fit = replace(fit, trusted=frozenset(trusted))
+        self.engine.ask(Trust(fit.trusted))
         if position is not None:
             self.engine.ask(SetPosition(position))
             self.engine.name_version(str(position.version))
-        return replace(state, position=position, fit=replace(fit, trusted=frozenset(trusted)))
-
-    def _find(self, fingerprint: Fingerprint) -> Position | None:
-        """The version of the channel that has these bits; None during an outage."""
-        chain, version = self.subscriber.chain, None
-        with suppress(StoreError):
-            head = chain.head()
-            version = chain.find(fingerprint.digest, head) if head else None
-        return None if version is None else Position(version, fingerprint.digest)
+        return replace(state, position=position, fit=fit)
 
     # -- stage -------------------------------------------------------------------------------------------------------
 
@@ -241,38 +234,33 @@ class Agent:
         if plan is None:
             return None
         refuse_reload(plan.unreachable, state.fit.cannot_reload, self.engine.url)
-        request = StagePatches(new_job(), tuple(str(patch.path) for patch in staged.patches))
-        with phases.phase("stage"):
-            results = run_job(self.engine, request)
-        return self._ready(plan, request.job, results, staged.fingerprint)
+        request = StagePatches(tuple(str(patch.path) for patch in staged.patches))
+        return self._run_staging(request, plan, staged.fingerprint, phases)
 
-    def _stage(self, plan: Compare | Reload, state: EngineState, fingerprint: Fingerprint, phases: Phases) -> _Ready:
+    def _stage(self, plan: Plan, state: EngineState, fingerprint: Fingerprint, phases: Phases) -> _Ready:
         """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
         refuse_reload(plan.unreachable, state.fit.cannot_reload, self.engine.url)
-        if isinstance(plan, Reload):
+        if not plan.compare:
             return _Ready(None, plan.reload)
         try:
-            return self._stage_weights(plan, fingerprint, phases)
+            return self._run_staging(StageWeights(self._mirror_folder, plan.compare), plan, fingerprint, phases)
         except _StagedWrongError:
             live_digests(self.engine, self._table)  # what the workers remember of themselves is wrong
-            return self._stage_weights(plan, fingerprint, phases)
+            return self._run_staging(StageWeights(self._mirror_folder, plan.compare), plan, fingerprint, phases)
 
-    def _stage_weights(self, plan: Compare, fingerprint: Fingerprint, phases: Phases) -> _Ready:
-        request = StageWeights(new_job(), self._mirror_folder, plan.names)
+    def _run_staging(
+        self, request: JobRequest[StagedOnWorker], plan: Plan, fingerprint: Fingerprint, phases: Phases
+    ) -> _Ready:
+        """`EngineError` unless what the workers stage leads to the version's bits."""
         with phases.phase("stage"):
             results = run_job(self.engine, request)
-        return self._ready(plan, request.job, results, fingerprint)
-
-    def _ready(
-        self, plan: Patch | Compare, job: str, results: Sequence[StagedOnWorker], fingerprint: Fingerprint
-    ) -> _Ready:
-        """`EngineError` unless what is staged leads to the version's bits."""
         for name, found in combine_digests(self.engine, self._table, [one.digests for one in results]).items():
             if found.digest != fingerprint[name] and not found.rounded:
                 problem = found.problem or "what is staged would not be the version's bits"
                 hint = "Something else changed the engine's memory; the agent compares it with the mirror now."
                 raise _StagedWrongError(problem, url=self.engine.url, tensor=name, hint=hint)
-        return _Ready(job, plan.reload, sum(one.changed for one in results), sum(one.nbytes for one in results))
+        changed, nbytes = sum(one.changed for one in results), sum(one.nbytes for one in results)
+        return _Ready(request.job, plan.reload, changed, nbytes)
 
     @property
     def _mirror_folder(self) -> str:
@@ -281,7 +269,7 @@ class Agent:
     # -- apply -------------------------------------------------------------------------------------------------------
 
     def _bring(self, ready: _Ready, target: Position, fingerprint: Fingerprint, phases: Phases) -> EngineUpdate:
-        """Write what is ready; if that fails halfway, load everything again before the engine goes on."""
+        """Write what is ready; if that fails halfway, load everything again before the engine resumes."""
         unproven = self._write(ready, target, fingerprint, phases)
         if unproven is None:
             self.engine.finish(_MIXED)
@@ -327,13 +315,13 @@ class Agent:
         if any(not digests[name].rounded for name in wrong & fit.trusted):
             self.engine.ask(SetPosition(None))
             return None
-        self.engine.ask(Trust(tuple(sorted(digests.keys() - wrong - fit.absent))))
+        self.engine.ask(Trust(frozenset(digests.keys() - wrong - fit.absent)))
         return tuple(sorted((set(self.unproven) - digests.keys()) | wrong))
 
     # -- follow ------------------------------------------------------------------------------------------------------
 
     def follow(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[EngineUpdate]:
-        """Go on until `stop`, and yield each update. An error ends it, unless ``on_error`` takes it.
+        """Step until `stop`, and yield each update. An error ends it, unless ``on_error`` is given and returns.
 
         ``on_error`` also gets the reason if the newest version cannot be reached and the engine follows an older one.
         """
@@ -361,7 +349,7 @@ class Agent:
         self._stopped.set()
 
     def _beat(self, error: WeightcastError | None) -> None:
-        """Report to the channel how the engine does: when it moved, and now and then."""
+        """Send a heartbeat if one is due."""
         if self._heartbeats is None or self.position is None or isinstance(error, StoreError):
             return
         held = isinstance(self._policy, Pinned)  # not a follower: trainers do not wait for it

@@ -1,4 +1,4 @@
-"""A worker's jobs: threads that read and prepare while the engine serves."""
+"""The worker's side of jobs: threads that read and prepare while the engine serves."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Job:
         self._thread = threading.Thread(target=self._run, name="weightcast-job", daemon=True)
         self._thread.start()
 
-    def checkpoint(self) -> None:
-        """Called between tensors: ends the job here if it was cancelled."""
+    def refuse_cancelled(self) -> None:
+        """Called between tensors: ends a job that was cancelled."""
         if self._cancelled.is_set():
             raise _CancelledError
 
@@ -43,14 +43,14 @@ class Job:
         try:
             self.report = JobReport("done", self._work(self))
         except _CancelledError:
-            self.report = JobReport("cancelled")
-        except Exception as error:  # noqa: BLE001 -- the report is a thread's only way to say so
+            pass  # nobody can ask for it any more
+        except Exception as error:  # noqa: BLE001 -- the agent gets it in the report
             _log.exception("a job failed")
             self.report = JobReport("failed", problem=f"{type(error).__name__}: {error}")
 
 
 class Jobs:
-    """One job that reads and one that prepares an update: a check in between does not drop what was staged."""
+    """At most one job that reads and one that prepares an update: a verification does not drop what was staged."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -62,11 +62,10 @@ class Jobs:
         self._jobs[purpose] = Job(name, work)
 
     def report(self, name: str) -> JobReport:
-        found = next((job for job in self._jobs.values() if job.name == name), None)
-        return JobReport("gone") if found is None else found.report
+        return next((job.report for job in self._jobs.values() if job.name == name), JobReport("gone"))
 
     def take_prepared(self, name: str) -> Prepared | None:
-        """What an update job prepared, once; None if it is not there any more."""
+        """What an update job prepared, once; None if it is gone."""
         job = self._jobs.get("update")
         if job is None or job.name != name:
             return None

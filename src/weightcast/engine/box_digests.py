@@ -11,7 +11,7 @@ from weightcast.format.digest import MODULUS, Fingerprint
 from weightcast.format.spec import TensorSpec, TensorTable
 
 _MOST_BOXES = 2048
-"""Of one tensor: some per worker. Every pair of boxes is compared, so that more would take minutes."""
+"""Of one tensor. Every pair of boxes is compared; more would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class BoxDigest:
     digest: int | None
     problem: str | None = None
     rounded: bool = False
-    """Whether the reason is that the engine holds it in a narrower dtype."""
+    """Whether the problem is only that the engine holds it in a narrower dtype."""
 
 
 @dataclass(frozen=True)
 class TensorDigest:
-    """A tensor's digest as all workers together hold it, or what is wrong with it."""
+    """The digest of a tensor that all workers together hold, or why there is none."""
 
     digest: int | None
     problem: str | None = None
     rounded: bool = False
-    """Whether all that is wrong is that the engine rounds it."""
+    """As of `BoxDigest`."""
 
 
 def combine(spec: TensorSpec, boxes: Iterable[BoxDigest]) -> TensorDigest:
@@ -59,6 +59,5 @@ def combine(spec: TensorSpec, boxes: Iterable[BoxDigest]) -> TensorDigest:
 
 def fingerprint_of(table: TensorTable, digests: Mapping[str, TensorDigest]) -> Fingerprint | None:
     """The fingerprint of what an engine holds; None unless every tensor could be digested."""
-    found = [digests[spec.name].digest if spec.name in digests else None for spec in table]
-    known = tuple(digest for digest in found if digest is not None)
-    return Fingerprint(table, known) if len(known) == len(found) else None
+    known = [digest for spec in table if (digest := digests[spec.name].digest) is not None]
+    return Fingerprint(table, tuple(known)) if len(known) == len(table) else None

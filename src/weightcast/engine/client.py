@@ -16,7 +16,7 @@ from weightcast.engine.protocol import MAX_LENGTH, ProtocolError, decode_answer,
 from weightcast.errors import EngineError, EngineGoneError, FormatError
 
 _QUICK, _LONG = 60.0, 1800.0
-"""Seconds that a request may take: any other, and an update, which may load a whole model."""
+"""Seconds that a request may take; the second for an update, which may load a whole model."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Uses no proxy: `http_proxy` is for the web, and an engine's control plane is on this host or next to it."""
@@ -148,7 +148,7 @@ class HttpEngine:
 
 
 class InProcess:
-    """A `vllm.LLM` of this process. Nothing runs between two calls of `generate`, so that pausing it does nothing."""
+    """A `vllm.LLM` of this process. Nothing runs between two calls of `generate`, so there is nothing to pause."""
 
     url = "this process"
 
@@ -158,7 +158,7 @@ class InProcess:
     def ask(self, request: Request[A]) -> list[A]:
         try:
             results = self._llm.collective_rpc("weightcast", args=(encode(request),))
-        except NotImplementedError as error:  # vLLM's own word for a method that its worker does not have
+        except NotImplementedError as error:  # vLLM raises it for a method that its worker does not have
             raise EngineError("vLLM is running without the weightcast plug-in", url=self.url, hint=_PLUGIN) from error
         return read_answers(request, [one["json"] for one in results], self.url)
 

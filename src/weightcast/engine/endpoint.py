@@ -1,4 +1,4 @@
-"""An agent's http endpoint: its status, metrics for Prometheus, and a wait for a version to be live.
+"""An agent's HTTP endpoint: its status, metrics for Prometheus, and a wait for a version to be live.
 
     GET /status                         JSON
     GET /metrics                        Prometheus

@@ -1,4 +1,4 @@
-"""Does a channel fit an engine? What the layout of its tensors leaves out, and what must not be attempted.
+"""Whether a channel fits an engine: what the layout of its tensors leaves out, and what must not be attempted.
 
 A layout is trusted for a tensor only after its live digest, read through the layout, was a version's: where an engine
 packs or quantises weights after loading, the layout that its loader shows is not where they are.
@@ -6,8 +6,7 @@ packs or quantises weights after loading, the layout that its loader shows is no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 
 from weightcast.channel.records import Channel
 from weightcast.engine.client import Engine
@@ -18,32 +17,17 @@ _NAMED = 8
 """Names in a message."""
 
 
-@dataclass(frozen=True)
-class EngineFit:
-    """How the tensors of a channel fit the parameters of all workers."""
-
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    """Tensors that cannot be traced into the parameters, and why."""
-    absent: frozenset[str] = frozenset()
-    """Tensors that have no place in the engine."""
-    uncovered: Mapping[str, int] = field(default_factory=dict)
-    """Parameters that no tensor covers, with the number of elements left out."""
-    cannot_reload: str | None = None
-    """Why the engine's own loader must not be used, if so."""
-    trusted: frozenset[str] = frozenset()
-    """Tensors that may be written through the layout."""
-
-
-def combine_fits(fits: Sequence[Fit]) -> EngineFit:
+def combine_fits(fits: Sequence[Fit]) -> Fit:
+    """The fit of all workers together."""
     unknown: dict[str, str] = {}
     uncovered: dict[str, int] = {}
     for one in fits:
         unknown |= one.unknown
         uncovered |= one.uncovered
-    absent = frozenset.intersection(*(frozenset(one.absent) for one in fits))
+    absent = frozenset.intersection(*(one.absent for one in fits)) - unknown.keys()
     cannot_reload = next((one.cannot_reload for one in fits if one.cannot_reload), None)
-    trusted = frozenset.intersection(*(frozenset(one.trusted) for one in fits))
-    return EngineFit(unknown, absent - unknown.keys(), uncovered, cannot_reload, trusted)
+    trusted = frozenset.intersection(*(one.trusted for one in fits))
+    return Fit(unknown, absent, uncovered, cannot_reload, trusted)
 
 
 def teach(engine: Engine, channel: Channel) -> None:

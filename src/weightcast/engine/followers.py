@@ -1,4 +1,4 @@
-"""The engines that follow a channel, by the heartbeats of their agents: a trainer has no other link to them."""
+"""The engines that follow a channel, known by their agents' heartbeats: a trainer has no other link to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weightcast.channel.records import Heartbeat
 from weightcast.store.probe import clock
 
 _FRESH = 90.0
-"""Seconds: three heartbeats of an agent that has nothing to do."""
+"""Seconds: three heartbeats of an idle agent."""
 
 
 class Followers:

@@ -1,10 +1,9 @@
-"""Jobs: what takes a worker long and goes on in the background while the engine serves. The agent waits for them."""
+"""The agent's side of jobs: it starts them on all workers, waits, and combines the results."""
 
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from weightcast.engine.box_digests import BoxDigest, TensorDigest, combine
@@ -15,10 +14,6 @@ from weightcast.format.spec import TensorTable
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.002, 0.2
 R = TypeVar("R")
-
-
-def new_job() -> str:
-    return uuid.uuid4().hex
 
 
 def run_job(engine: Engine, request: JobRequest[R]) -> list[R]:
@@ -42,15 +37,16 @@ def run_job(engine: Engine, request: JobRequest[R]) -> list[R]:
         wait = min(2 * wait, _LONGEST_WAIT)
 
 
-def combine_digests(engine: Engine, table: TensorTable, workers: Sequence[BoxDigests]) -> dict[str, TensorDigest]:
-    """Of every tensor that some worker reports; `EngineError` for a report that does not go with the table."""
-    boxes: dict[str, list[BoxDigest]] = {}
+def combine_digests(
+    engine: Engine, table: TensorTable, workers: Sequence[BoxDigests], names: Iterable[str] = ()
+) -> dict[str, TensorDigest]:
+    """Of ``names`` and every tensor that a worker reports; `EngineError` for a report that contradicts the table."""
+    boxes: dict[str, list[BoxDigest]] = {name: [] for name in names}
     for one in workers:
         for name, some in one.items():
             if name not in table:
-                raise EngineError(
-                    "a worker reports a tensor that the channel does not have", url=engine.url, tensor=name
-                )
+                problem = "a worker reports a tensor that the channel does not have"
+                raise EngineError(problem, url=engine.url, tensor=name)
             boxes.setdefault(name, []).extend(some)
     try:
         return {name: combine(table[name], some) for name, some in boxes.items()}
@@ -58,17 +54,15 @@ def combine_digests(engine: Engine, table: TensorTable, workers: Sequence[BoxDig
         raise EngineError(error.problem, url=engine.url, tensor=error.tensor) from error
 
 
-def live_digests(engine: Engine, table: TensorTable, names: Iterable[str] | None = None) -> Mapping[str, TensorDigest]:
+def live_digests(engine: Engine, table: TensorTable, names: Sequence[str] | None = None) -> dict[str, TensorDigest]:
     """The digests of the live parameters of all workers, of some tensors or all."""
-    request = Digest(new_job(), None if names is None else tuple(sorted(names)))
-    found = combine_digests(engine, table, [one.live for one in run_job(engine, request)])
-    missing = TensorDigest(None, "no worker reports it")
-    wanted = [spec.name for spec in table] if request.names is None else request.names
-    return {name: found.get(name, missing) for name in wanted}
+    request = Digest(None if names is None else tuple(names))
+    wanted = [spec.name for spec in table] if names is None else names
+    return combine_digests(engine, table, [one.live for one in run_job(engine, request)], wanted)
 
 
-def compare_files(engine: Engine) -> tuple[set[str], set[str]]:
+def compare_files(engine: Engine) -> tuple[frozenset[str], frozenset[str]]:
     """Tensors that are, read through the layout, what the engine loaded when it started; and those that are not."""
-    results = run_job(engine, CompareFiles(new_job()))
-    same, other = (set[str]().union(*names) for names in ([r.same for r in results], [r.other for r in results]))
+    results = run_job(engine, CompareFiles())
+    same, other = (frozenset().union(*names) for names in zip(*((one.same, one.other) for one in results), strict=True))
     return same - other, other

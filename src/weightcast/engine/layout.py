@@ -1,7 +1,7 @@
-"""Where the elements of a checkpoint live in an engine's own parameters: fused, sharded, stacked, transposed, padded.
+"""Where the elements of a checkpoint are in an engine's own parameters: fused, sharded, stacked, transposed, padded.
 
 A layout is a table of *parts*: a box of a checkpoint tensor, and the elements of a parameter that hold it.
-`weightcast.engine.learn` finds layouts; this module answers questions about them.
+`weightcast.engine.learn` finds layouts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,20 +85,32 @@ class Part:
     def steps(self, shape: Sequence[int]) -> Steps:
         """The part as nested loops for kernels, as few as possible."""
         natural = natural_strides(shape)
-        loops = [
-            (one.count, one.step * width, stride)
-            for one, width, stride in zip(self.box.ranges, natural, self.strides, strict=True)
-            if one.count != 1
-        ]
-        source = sum(one.start * width for one, width in zip(self.box.ranges, natural, strict=True))
-        merged: list[tuple[int, int, int]] = []
-        for count, there, here in loops:
-            if merged and merged[-1][1] == count * there and merged[-1][2] == count * here:
-                merged[-1] = merged[-1][0] * count, there, here
-            else:
-                merged.append((count, there, here))
-        table = np.array(merged or [(1, 1, 1)], np.int64)
-        return Steps(source, self.offset, table)
+        along = list(zip(self.box.ranges, natural, self.strides, strict=True))
+        loops = merge_loops(Loop(one.count, one.step * width, stride) for one, width, stride in along)
+        source = sum(one.start * width for one, width, _ in along)
+        return Steps(source, self.offset, np.array(loops, np.int64))
+
+
+class Loop(NamedTuple):
+    """``size`` elements at even steps: ``there`` in a checkpoint tensor, ``here`` in a parameter or a copy."""
+
+    size: int
+    there: int
+    here: int
+
+
+def merge_loops(loops: Iterable[Loop]) -> list[Loop]:
+    """The same elements in as few nested loops as possible, outermost first; at least one."""
+    merged: list[Loop] = []
+    for loop in loops:
+        if loop.size == 1:
+            continue
+        outer = merged[-1] if merged else None
+        if outer and outer[1:] == (loop.size * loop.there, loop.size * loop.here):
+            merged[-1] = loop._replace(size=outer.size * loop.size)
+        else:
+            merged.append(loop)
+    return merged or [Loop(1, 1, 1)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +143,9 @@ class Steps:
 class Layout:
     """All parts that one worker of an engine holds.
 
-    ``unknown`` names tensors that could not be followed, and why. ``uncovered`` names parameters that the loader leaves
-    as they are, in whole or in part, and how many elements of each. ``broken`` says why the loader failed before it
-    reached the end of the table, if it did; ``uncovered`` is meaningless then.
+    ``unknown`` names tensors that could not be traced, and why. ``uncovered`` names parameters that the loader leaves
+    as they are, in whole or in part, and how many elements of each. ``broken`` says why the loader failed before the
+    end of the table, if it did; ``uncovered`` is meaningless then.
     """
 
     def __init__(

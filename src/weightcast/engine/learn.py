@@ -2,7 +2,7 @@
 
 Stand-ins are meta tensors of the checkpoint's shapes, each with a storage of its own. Views of one stay in it, so their
 offset and strides say which elements they are; copies get a storage whose *trace* says so. Every write into the
-engine's memory is suppressed: no bit of the model changes, and no memory of its size is taken.
+engine's memory is suppressed: no bit of the model changes, and no memory of its size is needed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from weightcast.engine.casts import WIDENED, can_cast
-from weightcast.engine.layout import Layout, Part
-from weightcast.engine.strides import Dim, Write, box_of_loops, grid_of, merge_dims, overwritten
+from weightcast.engine.layout import Layout, Loop, Part, merge_loops
+from weightcast.engine.strides import Write, box_of_loops, grid_of, overwritten
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 from weightcast.torch.tracing import stand_in, storage_key, tensors_in
@@ -36,24 +36,24 @@ _NO_BOX = "the loader rearranges it, and the result is not a box"
 def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
     """Where ``load``, given the tensors of ``table``, would put them in the parameters and buffers of ``model``.
 
-    Nothing is written. A tensor that cannot be followed is in the layout's ``unknown``, with the reason.
+    Nothing is written. A tensor that cannot be traced is in the layout's ``unknown``, with the reason.
     """
-    following = _Following(model, table)
+    tracing = _Tracing(model, table)
     try:
-        with _attached(model), torch.no_grad(), following:
-            load(following.stand_ins())
-    except Exception as error:  # noqa: BLE001 -- whatever the engine's loader raises: then it cannot be followed
-        reason = f"the engine's loader cannot be followed: {type(error).__name__}: {error}"
+        with _parameters_kept(model), torch.no_grad(), tracing:
+            load(tracing.stand_ins())
+    except Exception as error:  # noqa: BLE001 -- an engine's loader may raise anything
+        reason = f"the engine's loader cannot be traced: {type(error).__name__}: {error}"
         return Layout(table, (), {spec.name: reason for spec in table}, broken=reason)
-    return following.layout()
+    return tracing.layout()
 
 
 class _ReplacedError(Exception):
-    pass
+    """The loader attaches other tensors in place of parameters."""
 
 
 @contextmanager
-def _attached(model: torch.nn.Module) -> Iterator[None]:
+def _parameters_kept(model: torch.nn.Module) -> Iterator[None]:
     """Undo and report what a loader attaches in place of parameters: torch dispatches no operation for that."""
     slots: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (slot, dict(slot)) for module in model.modules() for slot in (module._parameters, module._buffers)
@@ -78,15 +78,16 @@ def _attached(model: torch.nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Trace:
-    """What a storage holds: elements of one stand-in or, without ``dims``, something that cannot be followed."""
+    """What a storage holds: elements of one stand-in or, without ``loops``, something that cannot be traced."""
 
     names: frozenset[str]
     dtypes: tuple[torch.dtype, ...] = ()
     """The dtypes it was cast through, from the stand-in's to its own."""
     offset: int = 0
-    dims: tuple[Dim, ...] | None = None
+    loops: Sequence[Loop] | None = None
+    """Over the storage, outermost first, and over the stand-in from ``offset`` on."""
     reason: str = _COMPUTED
-    """Why it cannot be followed, if it cannot."""
+    """Why it cannot be traced, if it cannot."""
 
 
 @dataclass
@@ -102,19 +103,11 @@ class _Memory:
     writes: list[Write] = field(default_factory=list)
 
 
-@dataclass
-class _Affine:
-    """Elements of a stand-in, as the strides of a view."""
-
-    offset: int
-    strides: list[int] = field(default_factory=list)
-
-
-class _Following(TorchDispatchMode):
+class _Tracing(TorchDispatchMode):
     def __init__(self, model: torch.nn.Module, table: TensorTable):
         super().__init__()
-        self._unknown: dict[str, str] = {}
         self._table = table
+        self._unknown: dict[str, str] = {}
         self._memory: dict[int, _Memory] = {}
         self._parameters = dict(model.named_parameters())
         tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
@@ -129,7 +122,7 @@ class _Following(TorchDispatchMode):
                 self._unknown[spec.name] = f"torch has no dtype for {spec.dtype}"
                 continue
             tensor = stand_in(spec.shape, _TORCH[spec.dtype])
-            trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (Dim(spec.elements, 1, 1),))
+            trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (Loop(spec.elements, 1, 1),))
             self._memory[storage_key(tensor)] = _Memory(tensor.untyped_storage(), trace)
             yield spec.name, tensor
 
@@ -142,7 +135,7 @@ class _Following(TorchDispatchMode):
         return Layout(self._table, parts, self._unknown, self._uncovered())
 
     def _uncovered(self) -> dict[str, int]:
-        """How many elements of each parameter the loader does not write, if any; padding that it fills is written."""
+        """How many elements of each parameter the loader leaves unwritten, if any; padding that it fills is written."""
         found = {}
         for name, tensor in self._parameters.items():
             writes = self._memory[storage_key(tensor)].writes
@@ -160,10 +153,10 @@ class _Following(TorchDispatchMode):
             return self._write(func, args, kwargs, tensors)
         traces = self._traces(tensors)
         if func.overloadpacket is _aten._local_scalar_dense and traces:
-            self._give_up(traces, "the loader looks at its value")
+            self._give_up(traces, "the loader reads its value")
             return _zero(args[0].dtype)
         if any(tensor.device.type == "meta" for tensor in tensors):
-            args, kwargs = tree_map(_as_meta, args), tree_map(_as_meta, {**kwargs, **_on_meta(kwargs)})
+            args, kwargs = tree_map(_as_meta, (args, kwargs))
         result = func(*args, **kwargs)
         if traces and func.overloadpacket in _COPIES:
             self._memory[storage_key(result)] = _Memory(result.untyped_storage(), self._copied(args[0], result))
@@ -181,16 +174,15 @@ class _Following(TorchDispatchMode):
 
     def _copied(self, source: torch.Tensor, copy: torch.Tensor) -> _Trace:
         """The trace of a copy, which has a storage of its own: its elements in the order of that storage."""
-        trace, affine = self._trace(source), self._affine(source)
+        trace, view = self._trace(source), self._view(source)
         assert trace is not None
-        if trace.dims is None or source.dtype != trace.dtypes[-1]:
+        if trace.loops is None or source.dtype != trace.dtypes[-1]:
             return _Trace(trace.names, reason=trace.reason)
-        if affine is None:
+        if view is None:
             return _Trace(trace.names, reason=_NO_BOX)
-        steps = copy.stride()
-        order = sorted(range(copy.ndim), key=lambda axis: -steps[axis])
-        dims = [Dim(copy.shape[k], steps[k], affine.strides[k]) for k in order if copy.shape[k] != 1]
-        return _Trace(trace.names, (*trace.dtypes, copy.dtype), affine.offset, merge_dims(dims))
+        offset, strides = view
+        outer_first = sorted(map(Loop, copy.shape, strides, copy.stride()), key=lambda loop: -loop.here)
+        return _Trace(trace.names, (*trace.dtypes, copy.dtype), offset, merge_loops(outer_first))
 
     def _write(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         targets = list(_mutated(func, args, kwargs))
@@ -198,7 +190,7 @@ class _Following(TorchDispatchMode):
         written = {id(target) for target, home in zip(targets, homes, strict=True) if _is_engines(home)}
         traces = self._traces(tensor for tensor in tensors if id(tensor) not in written)
         if not written and not traces:
-            return func(*args, **kwargs)  # between tensors that the loader made for itself
+            return func(*args, **kwargs)  # between tensors that the loader made itself
         for target, home in zip(targets, homes, strict=True):
             if home is not None and home.parameter is None:
                 home.trace = _Trace(_names(traces))
@@ -219,20 +211,20 @@ class _Following(TorchDispatchMode):
 
     def _part(self, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> Part | str:
         """The part that a copy writes into a parameter, or why it cannot be determined."""
-        trace, affine = self._trace(source), self._affine(source)
+        trace, view = self._trace(source), self._view(source)
         assert trace is not None
         assert home.parameter is not None
-        if trace.dims is None:
+        if trace.loops is None:
             return trace.reason
         (name,) = trace.names
         spec = self._table[name]
-        if affine is None or source.shape != target.shape or not _is_plain(target, home.itemsize):
+        if view is None or source.shape != target.shape or not _is_plain(target, home.itemsize):
             return _NO_BOX
         dtype = _dtype(spec, trace.dtypes, source.dtype, target.dtype)
         if dtype is None:
             return f"the loader casts it from {spec.dtype} to {DTYPES.get(target.dtype, target.dtype)}"
-        loops = zip(target.shape, affine.strides, target.stride(), strict=True)
-        boxed = box_of_loops(spec.shape, affine.offset, loops)
+        offset, strides = view
+        boxed = box_of_loops(spec.shape, offset, map(Loop, target.shape, strides, target.stride()))
         if boxed is None:
             return _NO_BOX
         return Part(name, boxed[0], home.parameter, dtype, int(target.storage_offset()), boxed[1])
@@ -241,32 +233,33 @@ class _Following(TorchDispatchMode):
         for name in _names(traces):
             self._unknown.setdefault(name, reason)
 
-    def _affine(self, tensor: torch.Tensor) -> _Affine | None:
-        """The elements of a stand-in that a view shows; None if strides cannot describe them."""
+    def _view(self, tensor: torch.Tensor) -> tuple[int, list[int]] | None:
+        """Offset and strides, in its stand-in, of the elements that a tensor shows; None if there are none such."""
         trace = self._trace(tensor)
         assert trace is not None
-        if trace.dims is None or not _is_plain(tensor, trace.dtypes[-1].itemsize):
+        if trace.loops is None or not _is_plain(tensor, trace.dtypes[-1].itemsize):
             return None
         if not tensor.numel():
-            return _Affine(0, [0] * tensor.ndim)
+            return 0, [0] * tensor.ndim
         at, rest = [], tensor.storage_offset()
-        for dim in trace.dims:
-            at.append(rest // dim.here)
-            rest -= at[-1] * dim.here
-        affine = _Affine(trace.offset + sum(i * dim.there for i, dim in zip(at, trace.dims, strict=True)))
+        for loop in trace.loops:
+            at.append(rest // loop.here)
+            rest -= at[-1] * loop.here
+        offset = trace.offset + sum(i * loop.there for i, loop in zip(at, trace.loops, strict=True))
+        strides = []
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
             if size == 1:
-                affine.strides.append(0)
+                strides.append(0)
                 continue
-            k = next((k for k, dim in enumerate(trace.dims) if stride and stride % dim.here == 0), None)
+            k = next((k for k, loop in enumerate(trace.loops) if stride and stride % loop.here == 0), None)
             if k is None:
                 return None
-            many = stride // trace.dims[k].here
+            many = stride // trace.loops[k].here
             at[k] += many * (size - 1)
-            if at[k] >= trace.dims[k].count:
+            if at[k] >= trace.loops[k].size:
                 return None
-            affine.strides.append(many * trace.dims[k].there)
-        return affine
+            strides.append(many * trace.loops[k].there)
+        return offset, strides
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------
@@ -276,9 +269,9 @@ def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> Write:
     if target.element_size() != home.itemsize:
         return Write(part, 0, home.storage.nbytes(), target.nbytes // home.itemsize, None)
     first = int(target.storage_offset())
-    loops = list(zip(target.shape, target.stride(), target.stride(), strict=True))
+    loops = list(map(Loop, target.shape, target.stride(), target.stride()))
     boxed = box_of_loops(home.grid, first, loops)
-    last = first + sum((size - 1) * step for size, step, _ in loops)
+    last = first + sum((loop.size - 1) * loop.here for loop in loops)
     return Write(part, first, last, target.numel(), boxed and boxed[0])
 
 
@@ -298,7 +291,7 @@ def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, t
 
 
 def _seat(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What changes about a tensor when another is put in its place."""
+    """What changes about a tensor when another one is put in its place."""
     return storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -335,11 +328,10 @@ def _returned(func: Any, targets: Sequence[torch.Tensor]) -> Any:
     return None if not returns else targets[0] if returns == 1 else tuple(targets)
 
 
-def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"device": torch.device("meta")} if "device" in kwargs else {}
-
-
 def _as_meta(leaf: Any) -> Any:
+    """Tensors and devices on meta: an operation does not mix them with others."""
+    if isinstance(leaf, torch.device):
+        return torch.device("meta")
     return leaf.to("meta") if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta" else leaf
 
 

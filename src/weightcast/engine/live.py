@@ -1,12 +1,13 @@
 """An engine's live parameters in checkpoint coordinates: digested, compared and patched in place.
 
-Nothing is written until `LiveParameters.apply`: what has to be written is translated, cast, copied to the device and
-verified beforehand, while the engine serves.
+Only `LiveParameters.apply` writes. What it writes is translated, cast, copied to the device and verified before, while
+the engine serves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -16,12 +17,12 @@ from weightcast.engine.box_digests import BoxDigest
 from weightcast.engine.casts import ROUNDED, cast, cast_back
 from weightcast.engine.layout import Box, Layout, Part
 from weightcast.engine.part_digests import digest_part
-from weightcast.engine.prepared import Overwrites, Places, Prepared, Scatter, unsigned, words_of
+from weightcast.engine.prepared import Places, Prepared, Scatter, unsigned, words_of
 from weightcast.errors import UsageError
 from weightcast.format.codec import CODECS, Coded
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu, places
-from weightcast.format.patch import refuse_other_tensor
+from weightcast.format.patch import TensorPatch, compose_tensor, refuse_other_tensor
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.spec import TensorSpec, dtype_named
 from weightcast.format.table import Row
@@ -30,12 +31,12 @@ from weightcast.format.workers import ONE
 from weightcast.torch.batch import WORDS
 
 _CHUNK = 1 << 22
-"""Elements that are worked on at a time where that needs memory."""
+"""Elements processed at a time where that takes memory."""
 
 _DENSE = 3
-"""A part of which more than a third changes is written whole: places would weigh more than elements."""
+"""A part of which more than a third changes is written whole: places would take more memory than elements."""
 
-Pause = Callable[[], None]
+_UNKNOWN = "it was not digested before"
 
 
 class LiveParameters:
@@ -79,24 +80,22 @@ class LiveParameters:
     def digest(self, spec: TensorSpec, remember: bool = True) -> list[BoxDigest]:
         """The digests of a tensor's boxes, from the bits that are there now."""
         refuse_other_tensor(self.layout.table, spec)
-        parts = self.layout.locate(spec.name)
-        found = [self._digest_of_part(part, spec) for part in parts]
+        found = {part: self._digest_of_part(part, spec) for part in self.layout.locate(spec.name)}
         if remember:
-            self._remember({part: one.digest for part, one in zip(parts, found, strict=True)})
-        return found
+            self._remember(found)
+        return list(found.values())
 
     def _digest_of_part(self, part: Part, spec: TensorSpec) -> BoxDigest:
+        digest = None
         if part.dtype == spec.dtype:
-            return BoxDigest(part.box, digest_part(self._steps[part], self._words[part.parameter], self._chunk))
-        if (spec.dtype, part.dtype) in ROUNDED:
-            return BoxDigest(part.box, None, _rounded(part, spec), rounded=True)
-        bits = cast_back(self.read(part), spec.dtype, part.dtype)
-        if bits is None:
-            return BoxDigest(part.box, None, "the parameter holds a value that is no cast of the tensor's dtype")
-        return BoxDigest(part.box, self._digest_of_box(part, bits))
+            digest = digest_part(self._steps[part], self._words[part.parameter], self._chunk)
+        elif (spec.dtype, part.dtype) not in ROUNDED:
+            bits = cast_back(self.read(part), spec.dtype, part.dtype)
+            digest = None if bits is None else self._digest_of_box(part, bits)
+        return _box_digest(part, spec, digest, "the parameter holds a value that is not a cast of the tensor's dtype")
 
     def _digest_of_box(self, part: Part, bits: Bits) -> int:
-        """The same from a part's elements in the order of its box."""
+        """A part's digest, from its elements in the order of the box."""
         steps = self._steps[part]
         table = steps.table.copy()
         table[:, 2] = [prod(table[k + 1 :, 0].tolist()) for k in range(len(table))]
@@ -107,7 +106,7 @@ class LiveParameters:
         return unsigned(self._view(part).reshape(-1).cpu())
 
     def write(self, part: Part, bits: Bits) -> None:
-        """Give a part its elements, in the order of its box: a few rows at a time."""
+        """Write a part's elements, in the order of its box, a few rows at a time."""
         target = self._view(part)
         target = target if target.ndim else target.reshape(1)
         row = prod(target.shape[1:])
@@ -129,11 +128,11 @@ class LiveParameters:
         patches: Sequence[PatchReader],
         names: Container[str] | None = None,
         room: int | None = None,
-        pause: Pause = lambda: None,
+        between: Callable[[], None] = lambda: None,
     ) -> Prepared:
-        """What staged patches, in this order, overwrite in the tensors of ``names``, or all.
+        """What staged patches, in this order, overwrite in the tensors of ``names``, or in all.
 
-        No more than ``room`` bytes are held for it; ``pause`` is called between tensors, and may raise.
+        It takes at most ``room`` bytes; ``between`` is called between tensors, and may raise.
         """
         prepared = Prepared(room)
         touching: dict[str, list[tuple[PatchReader, Row]]] = {}
@@ -148,7 +147,7 @@ class LiveParameters:
         for name, rows in touching.items():
             parts = self.layout.locate(name)
             if parts:
-                pause()
+                between()
                 self._prepare_rows(self.layout.table[name], parts, [patch.coded(row) for patch, row in rows], prepared)
         return prepared
 
@@ -162,12 +161,9 @@ class LiveParameters:
             for part in parts:
                 self._prepare_box(part, spec, _box_of(whole, spec, part.box), prepared)
             return
+        patch = reduce(compose_tensor, later)
         for part in parts:
-            pending = Overwrites()
-            for patch in later:
-                which, where = self._steps[part].translate(patch.indices)
-                pending.add(where, patch.indices[which], patch.new[which])
-            self._prepare_places(part, spec, pending, prepared)
+            self._prepare_places(part, patch, prepared)
 
     @torch.no_grad()
     def prepare_weights(
@@ -175,16 +171,16 @@ class LiveParameters:
         weights: Weights,
         specs: Iterable[TensorSpec],
         room: int | None = None,
-        pause: Pause = lambda: None,
+        between: Callable[[], None] = lambda: None,
     ) -> Prepared:
-        """What of some tensors differs from ``weights``, whatever the engine holds."""
+        """What differs from ``weights`` in some tensors, whatever the engine holds."""
         prepared = Prepared(room)
         for spec in specs:
             refuse_other_tensor(self.layout.table, spec)
             parts = self.layout.locate(spec.name)
             if not parts:
                 continue
-            pause()
+            between()
             bits = weights.read(spec.name)
             refuse_other_bits(spec, bits)
             for part in parts:
@@ -195,25 +191,27 @@ class LiveParameters:
         """Compare a part with the ``bits`` it should have, in the order of its box."""
         wanted = cast(bits, spec.dtype, part.dtype)
         differ = np.flatnonzero(self.read(part) != wanted)
-        self._expect(part, spec, self._digest_of_box(part, bits), prepared)
+        prepared.boxes[part] = _box_digest(part, spec, self._digest_of_box(part, bits), _UNKNOWN)
         prepared.changed += differ.size
         if _DENSE * differ.size > bits.size:
             prepared.rewrites.setdefault(part.name, []).append(part)
         else:
             self._scatter(part, _in_storage(differ, part), wanted[differ], prepared)
 
-    def _prepare_places(self, part: Part, spec: TensorSpec, pending: Overwrites, prepared: Prepared) -> None:
-        words = self._words[part.parameter]
-        was = unsigned(words[torch.from_numpy(pending.where).to(words.device)].cpu())
+    def _prepare_places(self, part: Part, patch: TensorPatch, prepared: Prepared) -> None:
+        spec, words = patch.spec, self._words[part.parameter]
+        which, where = self._steps[part].translate(patch.indices)
+        indices, values = patch.indices[which], patch.new[which]
+        was = unsigned(words[torch.from_numpy(where).to(words.device)].cpu())
         before = cast_back(was, spec.dtype, part.dtype)
         digest = self.digests.get(part)
         if digest is not None and before is not None:
-            digest = (digest + int(cpu.digest_change(pending.indices, before, pending.values))) % MODULUS
-        self._expect(part, spec, None if before is None else digest, prepared)
-        wanted = cast(pending.values, spec.dtype, part.dtype)
+            digest = (digest + int(cpu.digest_change(indices, before, values))) % MODULUS
+        prepared.boxes[part] = _box_digest(part, spec, None if before is None else digest, _UNKNOWN)
+        wanted = cast(values, spec.dtype, part.dtype)
         differ = was != wanted
         prepared.changed += int(np.count_nonzero(differ))
-        self._scatter(part, pending.where[differ], wanted[differ], prepared)
+        self._scatter(part, where[differ], wanted[differ], prepared)
 
     def _scatter(self, part: Part, where: Places, values: Bits, prepared: Prepared) -> None:
         words = self._words[part.parameter]
@@ -224,18 +222,11 @@ class LiveParameters:
             there, new = torch.from_numpy(where).to(words.device), words_of(values).to(words.device)
             prepared.scatters.append(Scatter(words, there, new))
 
-    def _expect(self, part: Part, spec: TensorSpec, digest: int | None, prepared: Prepared) -> None:
-        problem, rounded = "it was not digested before" if digest is None else None, False
-        if (spec.dtype, part.dtype) in ROUNDED:
-            digest, problem, rounded = None, _rounded(part, spec), True
-        prepared.digests.setdefault(spec.name, []).append(BoxDigest(part.box, digest, problem, rounded))
-        prepared.part_digests[part] = digest
-
     # -- apply -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def apply(self, prepared: Prepared, weights: Weights | None = None) -> None:
-        """Write what was prepared; ``weights`` are what it leads to, and read where parts are written whole."""
+        """Write what was prepared; ``weights``, to which it leads, are needed where parts are written whole."""
         for scatter in prepared.scatters:
             scatter.apply()
         for name, parts in prepared.rewrites.items():
@@ -245,22 +236,22 @@ class LiveParameters:
             bits = weights.read(name)
             refuse_other_bits(spec, bits)
             for part in parts:
-                box, expected = _box_of(bits, spec, part.box), prepared.part_digests[part]
+                box, expected = _box_of(bits, spec, part.box), prepared.boxes[part].digest
                 if expected is not None and self._digest_of_box(part, box) != expected:
                     raise UsageError("the weights are not those that were prepared", tensor=name)
                 self.write(part, box)
-        self._remember(prepared.part_digests)
+        self._remember(prepared.boxes)
 
-    def _remember(self, digests: Mapping[Part, int | None]) -> None:
-        for part, digest in digests.items():
-            if digest is None:
+    def _remember(self, boxes: Mapping[Part, BoxDigest]) -> None:
+        for part, box in boxes.items():
+            if box.digest is None:
                 self.digests.pop(part, None)
             else:
-                self.digests[part] = digest
+                self.digests[part] = box.digest
 
 
 def _in_storage(flat: Places, part: Part) -> Places:
-    """Where the parameter's storage has elements of a box, counted in its own order."""
+    """Where a parameter's storage has the elements of a box, given by their flat indices in the box."""
     where = np.full(flat.size, part.offset, np.int64)
     for one, stride in zip(reversed(part.box.ranges), reversed(part.strides), strict=True):
         where += flat % one.count * stride
@@ -268,16 +259,18 @@ def _in_storage(flat: Places, part: Part) -> Places:
     return where
 
 
-def _rounded(part: Part, spec: TensorSpec) -> str:
-    return f"{part.dtype} in the engine is rounded from {spec.dtype}"
+def _box_digest(part: Part, spec: TensorSpec, digest: int | None, otherwise: str) -> BoxDigest:
+    """``otherwise`` says why there is no digest, if there is none."""
+    if (spec.dtype, part.dtype) in ROUNDED:
+        return BoxDigest(part.box, None, f"{part.dtype} in the engine is rounded from {spec.dtype}", rounded=True)
+    return BoxDigest(part.box, digest, otherwise if digest is None else None)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    named = (*model.named_buffers(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
-    return dict(named)
+    return dict((*model.named_buffers(remove_duplicate=False), *model.named_parameters(remove_duplicate=False)))
 
 
 def _box_of(bits: Bits, spec: TensorSpec, box: Box) -> Bits:
-    """A box's elements from those of its tensor, flat."""
+    """The elements of a box, flat, from those of its tensor."""
     slices = tuple(slice(one.start, one.last + 1, one.step) for one in box.ranges)
     return np.ascontiguousarray(bits.reshape(spec.shape)[slices]).reshape(-1)

@@ -1,4 +1,4 @@
-"""What an agent requests of an engine's workers, and what they answer. `protocol` puts it into JSON.
+"""The requests of an agent to an engine's workers, and their answers. `protocol` writes and reads them as JSON.
 
 Every number is a natural number below 2**64. Each request names the type of its answer; a request that starts a *job*
 also names the type of the job's result.
@@ -6,6 +6,7 @@ also names the type of the job's result.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Generic, Literal, TypeVar
@@ -22,10 +23,10 @@ Reason = Annotated[str, "for people"]
 """A sentence for people. `protocol` cuts a long one off, since it ends up in errors and logs."""
 
 BoxDigests = Mapping[str, tuple[BoxDigest, ...]]
-"""Of some tensors, by name."""
+"""By the names of tensors."""
 
 
-# -- what workers answer -----------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,18 @@ class WorkerState:
     """Of the worker's process: another one after a restart."""
     rank: int
     world: int
-    position: Position | None
+    position: Position | None = None
     """Of its live parameters; None if it does not know."""
-    changing: bool
+    changing: bool = False
     """Whether an update began to write and did not finish: the parameters are a mix of versions."""
-    failed: Reason | None
+    failed: Reason | None = None
     """Why the last update failed, if it did."""
-    paused_by_agent: bool
-    updates: int
+    paused_by_agent: bool = False
+    updates: int = 0
     """How often something wrote to the parameters since the worker started."""
-    table: str | None
+    table: str | None = None
     """SHA-256 of the table whose layout the worker has learned."""
-    fit_revision: int
+    fit_revision: int = 0
     """How often what `ReadFit` answers has changed."""
 
     def __post_init__(self) -> None:
@@ -69,17 +70,17 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the tensors of a table fit one worker's parameters."""
+    """How the tensors of a table fit the parameters of one worker, or of all workers together."""
 
-    unknown: Mapping[str, Reason]
+    unknown: Mapping[str, Reason] = field(default_factory=dict)
     """Tensors that cannot be traced into the parameters, and why."""
-    absent: tuple[str, ...]
-    """Tensors that this worker has no place for."""
-    uncovered: Mapping[str, int]
+    absent: frozenset[str] = frozenset()
+    """Tensors that have no place in the parameters."""
+    uncovered: Mapping[str, int] = field(default_factory=dict)
     """Parameters that no tensor covers, with the number of elements left out."""
-    cannot_reload: Reason | None
+    cannot_reload: Reason | None = None
     """Why the engine's own loader must not be used, if so."""
-    trusted: tuple[str, ...]
+    trusted: frozenset[str] = frozenset()
     """Tensors whose layout was verified: patches may be written through it."""
 
 
@@ -100,7 +101,7 @@ class Digests:
 
     live: BoxDigests
     remembered: BoxDigests = field(default_factory=dict)
-    """What the worker expected, for a `Verify`."""
+    """What a worker expected of tensors whose layout it trusts; only for a `Digest` that is not remembered."""
 
 
 @dataclass(frozen=True)
@@ -114,41 +115,35 @@ class Staged:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Tensors whose live bits are those that the engine loaded when it started, and those whose bits are not."""
+    """Tensors whose live bits are what the engine loaded when it started, and tensors whose bits are not."""
 
-    same: tuple[str, ...]
-    other: tuple[str, ...]
+    same: frozenset[str]
+    other: frozenset[str]
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """How a job is doing. ``gone``: the worker has no such job, another one took its place."""
+    """The state of a job. ``gone``: the worker has no such job, since another one replaced it."""
 
-    state: Literal["running", "done", "failed", "cancelled", "gone"]
+    state: Literal["running", "done", "failed", "gone"]
     result: Digests | Staged | Comparison | None = None
     problem: Reason | None = None
 
     def __post_init__(self) -> None:
-        if (self.result is not None) != (self.state == "done") or (self.problem is not None) != (
-            self.state == "failed"
-        ):
+        if (self.result is not None, self.problem is not None) != (self.state == "done", self.state == "failed"):
             raise FormatError(f"job_report: state {self.state} with a result or a problem of another state")
 
 
-# -- what agents request -----------------------------------------------------------------------------------------------
+ANSWERS = (Done, Failed, WorkerState, Fit, SurveyResult, JobReport)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 class Request(Generic[Answered]):
-    """Something to ask of every worker."""
+    """A request to every worker."""
 
     answer: ClassVar[type] = Done
-
-
-class JobRequest(Request[Done], Generic[Produced]):
-    """Starts a job on every worker, which goes on in the background; `ReadJob` asks for its result."""
-
-    result: ClassVar[type]
-    job: str
 
 
 @dataclass(frozen=True)
@@ -182,27 +177,27 @@ class Learn(Request[Done]):
 class Trust(Request[Done]):
     """Mark the layout of these tensors as verified: their live digests were a version's."""
 
-    names: tuple[str, ...]
+    names: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Distrust(Request[Done]):
-    """Mark the layout of these tensors as wrong, whatever may be read through it later."""
+    """Mark the layout of these tensors as wrong, whatever is read through it later."""
 
-    names: tuple[str, ...]
+    names: frozenset[str]
     reason: Reason
 
 
 @dataclass(frozen=True)
 class SetPosition(Request[Done]):
-    """The live parameters are this version; None: they are not what they should be."""
+    """The live parameters are this version; None: they are a mix of versions."""
 
     position: Position | None
 
 
 @dataclass(frozen=True)
 class SetPausedByAgent(Request[Done]):
-    """An agent pauses the engine, or no longer does: the next agent must know whose pause it is."""
+    """Whether an agent has paused the engine: the next agent must know whose pause it is."""
 
     paused: bool
 
@@ -214,20 +209,35 @@ class ReadJob(Request[JobReport]):
 
 
 @dataclass(frozen=True)
+class ApplyUpdate(Request[Done]):
+    """Write what a job prepared, then load tensors through the engine's own loader.
+
+    It travels through the engine's own update route. There is no answer: `WorkerState` reports the outcome.
+    """
+
+    job: str | None
+    position: Position
+    mirror: str
+    """The folder of a mirror on the worker's host."""
+    reload: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobRequest(Request[Done], Generic[Produced]):
+    """Starts a job on every worker, which runs in the background; `ReadJob` asks for its result."""
+
+    result: ClassVar[type]
+    job: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True)
+
+
+@dataclass(frozen=True)
 class Digest(JobRequest[Digests]):
     """Digest the live parameters, of some tensors or all."""
 
     result: ClassVar[type] = Digests
-    job: str
     names: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Verify(JobRequest[Digests]):
-    """Digest the live parameters, and report what they are expected to be."""
-
-    result: ClassVar[type] = Digests
-    job: str
+    remember: bool = True
+    """Whether the digests become what the worker expects; else it also reports what it expected."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +245,6 @@ class StagePatches(JobRequest[Staged]):
     """Prepare staged patches, in this order, for the tensors whose layout is trusted."""
 
     result: ClassVar[type] = Staged
-    job: str
     paths: tuple[str, ...]
 
 
@@ -244,7 +253,6 @@ class StageWeights(JobRequest[Staged]):
     """Prepare all that differs from a mirror, in these tensors."""
 
     result: ClassVar[type] = Staged
-    job: str
     mirror: str
     """The folder of a mirror on the worker's host."""
     names: tuple[str, ...]
@@ -255,38 +263,7 @@ class CompareFiles(JobRequest[Comparison]):
     """Compare the live parameters, read through the layout, with the checkpoint that the engine loaded."""
 
     result: ClassVar[type] = Comparison
-    job: str
 
 
-@dataclass(frozen=True)
-class ApplyUpdate(Request[Done]):
-    """Write what a job prepared, then load tensors through the engine's own loader.
-
-    It travels through the engine's own update route. Nothing is answered: `WorkerState` tells what came of it.
-    """
-
-    job: str | None
-    position: Position
-    mirror: str
-    """The folder of a mirror on the worker's host."""
-    reload: tuple[str, ...]
-
-
-REQUESTS = (
-    Hello,
-    ReadFit,
-    Survey,
-    Learn,
-    Trust,
-    Distrust,
-    SetPosition,
-    SetPausedByAgent,
-    ReadJob,
-    Digest,
-    Verify,
-    StagePatches,
-    StageWeights,
-    CompareFiles,
-    ApplyUpdate,
-)
-ANSWERS = (Done, Failed, WorkerState, Fit, SurveyResult, JobReport)
+JOBS = (Digest, StagePatches, StageWeights, CompareFiles)
+REQUESTS = (Hello, ReadFit, Survey, Learn, Trust, Distrust, SetPosition, SetPausedByAgent, ReadJob, ApplyUpdate, *JOBS)

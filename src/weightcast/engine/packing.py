@@ -1,7 +1,7 @@
-"""Parameters that an engine repacks for its kernels: the same elements in another order, block by block.
+"""Parameters that an engine packs for its kernels: the same elements in another order, block by block.
 
-To learn a packing, the engine packs *numbers*: places instead of weights. Most packings split rows or columns into
-groups; then every n-th row and column is still evenly spaced, and a part becomes a few parts with steps.
+To learn a packing, the engine packs *numbers* instead of weights. Most packings split rows or columns into groups; then
+every n-th row and column is still evenly spaced, and a part becomes a few parts with steps.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from weightcast.engine.layout import Box, Layout, Part, Range
 
 _GROUPS = (1, 2, 4, 8, 16, 32, 64)
 _MOST = 128
-"""Parts that one part may become, at most."""
+"""Parts that one part may become."""
 Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """How each matrix of a stack is packed: an element is at ``first`` of its place in a group, plus some steps."""
+    """How each matrix of a stack is packed: an element is at ``first`` of its group, plus a number of ``steps``."""
 
     shape: tuple[int, int]
     groups: tuple[int, int]
     first: Places
     steps: tuple[int, int]
-    """From a row, or a column, to the next of its group."""
+    """From a row, or a column, to the next one of its group."""
 
     def through(self, part: Part) -> list[Part] | None:
-        """Where a part of the unpacked stack is after packing; None if the part does not lie in rows there."""
+        """Where a part of the unpacked stack is after packing; None unless the part consists of rows of the stack."""
         rows, columns = self.shape
         size = rows * columns
         lying = [stride if one.count > 1 else 0 for one, stride in zip(part.box.ranges, part.strides, strict=True)]

@@ -16,7 +16,7 @@ from weightcast.torch.kernels.operations import mix
 
 
 def digest_part(steps: Steps, words: torch.Tensor, chunk: int) -> int:
-    """``chunk`` is how many elements are worked on at a time where that needs memory."""
+    """``chunk`` is how many elements are processed at a time where that takes memory."""
     if words.device.type == "cpu":
         return digest_on_host(steps, words)
     return digest_on_device(steps, words, chunk)

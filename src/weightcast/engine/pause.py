@@ -22,7 +22,7 @@ class Pause:
 
     def begin(self) -> None:
         if not self.ours and not self._engine.is_paused():
-            self.ours = True  # before the pause itself: whoever interrupts here must not leave the engine paused
+            self.ours = True  # before the pause: an interruption between the two must not leave the engine paused
             self._engine.ask(SetPausedByAgent(True))
         self._engine.pause(self._clear_cache)  # also if it is paused already: this clears the cache
 
@@ -34,7 +34,7 @@ class Pause:
             self.ours = False
 
     def end_leftover(self, state: EngineState, check_first: bool) -> None:
-        """An agent may have been killed in a pause: an engine whose weights are whole need not wait any longer.
+        """End the pause of an agent that was killed, if the engine's weights are whole.
 
         With ``check_first`` an engine at no known version stays paused until it has been digested.
         """
@@ -47,7 +47,7 @@ class Pause:
             self.end()
 
     def leave(self, table: TensorTable) -> None:
-        """Resume an engine whose weights are whole before the agent ends; a mix of versions must not be served."""
+        """Resume the engine before the agent ends, unless its weights are a mix of versions."""
         if not self.ours:
             return
         url = self._engine.url

@@ -1,10 +1,9 @@
 """How to bring an engine to a version, decided from what it reports and what the mirror holds. No I/O.
 
-- `Patch`: the workers write what the mirror's newest patches change, if the engine is where those begin.
-- `Compare`: the workers compare what they hold with the mirror, where their layout is trusted.
-- `Reload`: the engine's own loader reads everything from the mirror.
+- If the engine is where the mirror's newest patches begin, the workers write what these change.
+- Else the workers compare what they hold with the mirror, where their layout is trusted.
 
-Tensors that a patch or a comparison cannot reach go through the engine's loader in the same pause.
+Tensors that neither can reach go through the engine's own loader in the same pause.
 """
 
 from __future__ import annotations
@@ -20,27 +19,18 @@ from weightcast.format.spec import TensorTable
 
 
 @dataclass(frozen=True)
-class Patch:
+class Plan:
+    """What is done beside the writing of staged patches, where there are any."""
+
     reload: tuple[str, ...]
     """Tensors for the engine's own loader, by whole layers."""
     unreachable: frozenset[str]
     """Those of them that nothing but a reload can change."""
+    compare: tuple[str, ...] = ()
+    """Tensors that the workers compare with the mirror."""
 
 
-@dataclass(frozen=True)
-class Compare:
-    names: tuple[str, ...]
-    reload: tuple[str, ...]
-    unreachable: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Reload:
-    reload: tuple[str, ...]
-    unreachable: frozenset[str]
-
-
-def plan_patch(state: EngineState, start: Position | None, before: Fingerprint, after: Fingerprint) -> Patch | None:
+def plan_patch(state: EngineState, start: Position | None, before: Fingerprint, after: Fingerprint) -> Plan | None:
     """For patches from ``start`` that lead from one fingerprint to another; None if the engine is not at ``start``."""
     if state.position is None or state.changing or state.position != start:
         return None
@@ -48,17 +38,16 @@ def plan_patch(state: EngineState, start: Position | None, before: Fingerprint, 
         spec.name for spec, old, new in zip(after.table, before.digests, after.digests, strict=True) if old != new
     }
     unreachable = _unreachable(state, touched)
-    return Patch(_whole_layers(after.table, unreachable), unreachable)
+    return Plan(_whole_layers(after.table, unreachable), unreachable)
 
 
-def plan_update(state: EngineState, table: TensorTable, target: Position) -> Compare | Reload | None:
+def plan_update(state: EngineState, table: TensorTable, target: Position) -> Plan | None:
     """For an engine that no staged patches lead to ``target``; None if it is there."""
     if state.position == target and not state.changing:
         return None
     unreachable = _unreachable(state, {spec.name for spec in table})
     reload = _whole_layers(table, unreachable)
-    names = tuple(sorted(state.fit.trusted - set(reload)))
-    return Compare(names, reload, unreachable) if names else Reload(reload, unreachable)
+    return Plan(reload, unreachable, tuple(sorted(state.fit.trusted - set(reload))))
 
 
 def _unreachable(state: EngineState, names: Collection[str]) -> frozenset[str]:

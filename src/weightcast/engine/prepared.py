@@ -1,4 +1,4 @@
-"""Writes that are prepared while the engine serves, and carried out while it is paused."""
+"""Writes that are prepared while the engine serves, and made while it is paused."""
 
 from __future__ import annotations
 
@@ -37,44 +37,32 @@ class Scatter:
 
 @dataclass
 class Prepared:
-    """Writes that bring an engine's parameters to other weights, and the digests that every touched box has then."""
+    """Writes that bring an engine's parameters to other weights, and the digests that touched boxes have afterwards."""
 
     room: int | None = None
-    """Bytes that may be held for it."""
+    """Bytes of memory that it may take."""
     scatters: list[Scatter] = field(default_factory=list)
     rewrites: dict[str, list[Part]] = field(default_factory=dict)
-    """Parts that are written whole, from the weights themselves: so much of them changes, or there was no room."""
-    digests: dict[str, list[BoxDigest]] = field(default_factory=dict)
-    """Of every touched box, once it is written."""
+    """Parts to write whole, from the weights themselves: much of them changes, or there was no room."""
+    boxes: dict[Part, BoxDigest] = field(default_factory=dict)
+    """The digest of every touched box, once it is written."""
     changed: int = 0
-    part_digests: dict[Part, int | None] = field(default_factory=dict)
-    """The same digests by part."""
 
     @property
     def nbytes(self) -> int:
         return sum(one.nbytes for one in self.scatters)
 
-
-class Overwrites:
-    """What patches overwrite in one part; later values replace earlier ones."""
-
-    def __init__(self) -> None:
-        self.indices = self.where = np.empty(0, np.int64)
-        self.values: Bits = np.empty(0, np.uint8)
-
-    def add(self, where: Places, indices: Places, values: Bits) -> None:
-        if not self.where.size:
-            self.indices, self.where, self.values = indices, where, values
-            return
-        kept = ~np.isin(self.indices, indices, assume_unique=True)
-        order = np.argsort(both := np.concatenate([self.indices[kept], indices]), kind="stable")
-        self.indices = both[order]
-        self.where = np.concatenate([self.where[kept], where])[order]
-        self.values = np.concatenate([self.values[kept], values])[order]
+    @property
+    def digests(self) -> dict[str, tuple[BoxDigest, ...]]:
+        """The boxes' digests by tensor."""
+        found: dict[str, tuple[BoxDigest, ...]] = {}
+        for part, box in self.boxes.items():
+            found[part.name] = (*found.get(part.name, ()), box)
+        return found
 
 
 def unsigned(words: torch.Tensor) -> Bits:
-    """Words on this side as the unsigned integers they are; their own memory."""
+    """A view of words on the host as unsigned integers."""
     bits: Bits = words.numpy()
     return bits.view(f"<u{bits.itemsize}")
 

@@ -1,4 +1,4 @@
-"""Live proof: are the parameters that an engine computes with, fused and sharded, exactly a version's bits?"""
+"""Live proof: whether the parameters that an engine computes with, fused and sharded, are exactly a version's bits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
-from weightcast.engine.box_digests import TensorDigest, fingerprint_of
+from weightcast.engine.box_digests import fingerprint_of
 from weightcast.engine.client import Engine
 from weightcast.engine.fit import counted, listed, teach
-from weightcast.engine.jobs import combine_digests, new_job, run_job
-from weightcast.engine.messages import Verify
+from weightcast.engine.jobs import combine_digests, run_job
+from weightcast.engine.messages import Digest
 from weightcast.engine.state import read_state
 from weightcast.errors import EngineError, MissingError
+from weightcast.format.digest import Fingerprint
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Proof:
     position: Position | None
     """The version whose bits they are, in all tensors that have a place in the engine."""
     wrong: Mapping[str, str]
-    """Tensors that are not what they were when they were last verified, and how that shows."""
+    """Tensors that changed since they were last verified, and how that shows."""
     unproven: Mapping[str, str]
     """Tensors that cannot be read back, and why."""
     tensors: int
@@ -54,7 +55,7 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """One line, which claims no more than was compared."""
+        """One line that claims no more than was compared."""
         if self.wrong:
             return f"{counted(self.wrong, 'tensor')} of the live engine are not what they should be"
         if self.position is None and self.absent and not self.unproven:
@@ -92,19 +93,17 @@ def prove(engine: Engine, chain: Chain) -> Proof:
     if not state.learned:
         teach(engine, chain.channel)
         state = read_state(engine, table)
-    results = run_job(engine, Verify(new_job()))
-    live = combine_digests(engine, table, [one.live for one in results])
+    results = run_job(engine, Digest(remember=False))
+    live = combine_digests(engine, table, [one.live for one in results], (spec.name for spec in table))
     expected = combine_digests(engine, table, [one.remembered for one in results])
     remembered = {name: one.digest for name, one in expected.items() if one.digest is not None}
-    missing = TensorDigest(None, "no worker reports it")
     wrong = {
-        name: live.get(name, missing).problem or "its bits are not the version's"
+        name: live[name].problem or "its bits are not the version's"
         for name, before in remembered.items()
-        if live.get(name, missing).digest != before
+        if live[name].digest != before
     }
     found = fingerprint_of(table, live)
-    version = version_of(found.digest, chain) if found is not None else None
-    position = Position(version, found.digest) if found is not None and version is not None else None
+    position = position_of(found, chain) if found is not None else None
     unproven: dict[str, str] = {}
     if position is None:
         unproven = {
@@ -127,13 +126,8 @@ def _is_committed(position: Position, chain: Chain) -> bool:
         return False
 
 
-def version_of(digest: str, chain: Chain) -> int | None:
-    """The version with these bits. Keys hold only the first digits of a digest; the manifest holds all of it."""
+def position_of(fingerprint: Fingerprint, chain: Chain) -> Position | None:
+    """The newest version of the channel with these bits."""
     head = chain.head()
-    version = chain.find(digest, head) if head else None
-    if version is None:
-        return None
-    try:
-        return version if chain.manifest(version).position.digest == digest else None
-    except MissingError:
-        return version
+    version = chain.find(fingerprint.digest, head) if head else None
+    return None if version is None else Position(version, fingerprint.digest)

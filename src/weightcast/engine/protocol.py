@@ -85,6 +85,8 @@ def _plain(value: Any) -> Any:
         return _SPECIAL[kind][0](value)
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     return value
@@ -118,10 +120,10 @@ def _value(value: Any, hint: Any, where: str) -> Any:
             return None
         others = [one for one in inner if one is not type(None)]
         return _value(value, others[0], where) if len(others) == 1 else _message(value, others, where)
-    if origin is tuple:
+    if origin in (tuple, frozenset):
         _expect(isinstance(value, list), where, "a list", value)
-        return tuple(_value(one, inner[0], where) for one in value)
-    if origin is Mapping or hint is Mapping:
+        return origin(_value(one, inner[0], where) for one in value)
+    if origin is Mapping:
         _expect(isinstance(value, dict), where, "an object", value)
         return {_value(name, str, where): _value(one, inner[1], where) for name, one in value.items()}
     if origin is Literal:

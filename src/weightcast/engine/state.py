@@ -1,4 +1,4 @@
-"""An engine's state, as all of its workers report it together. Nothing is computed for it."""
+"""An engine's state: what its workers report, taken together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from weightcast.channel.keys import Position
 from weightcast.engine.client import Engine
-from weightcast.engine.fit import EngineFit, combine_fits
-from weightcast.engine.messages import Hello, ReadFit
+from weightcast.engine.fit import combine_fits
+from weightcast.engine.messages import Fit, Hello, ReadFit
 from weightcast.errors import EngineError
 from weightcast.format.digest import table_json
 from weightcast.format.spec import TensorTable
@@ -17,23 +17,23 @@ from weightcast.format.spec import TensorTable
 @dataclass(frozen=True)
 class EngineState:
     instances: tuple[str, ...]
-    """Of the workers' processes: others after a restart."""
+    """Of the workers' processes: other ones after a restart."""
     position: Position | None
     """Of all workers; None if one does not know, or they differ."""
     changing: bool
     """Whether an update broke off: the parameters are a mix of versions and must not be served."""
     failed: str | None
-    """Why the last update failed on some worker, if it did."""
+    """Why the last update failed on a worker, if it did."""
     paused_by_agent: bool
     """Whether an agent paused the engine, perhaps one that is dead by now."""
     updates: int
     """Since the engine started; before the first, it holds what it loaded."""
     table: str | None
-    """Which table some worker has learned."""
+    """The digest of a table that a worker has learned, if any has."""
     learned: bool
     """Whether all workers know the layout of this channel's tensors."""
     fit_revisions: tuple[int, ...]
-    fit: EngineFit
+    fit: Fit
     """Empty unless ``learned``."""
 
 
@@ -48,7 +48,7 @@ def read_state(engine: Engine, table: TensorTable, before: EngineState | None = 
     revisions = tuple(one.fit_revision for one in workers)
     ours = table_digest(table)
     learned = all(one.table == ours for one in workers)
-    fit = EngineFit()
+    fit = Fit()
     if learned and before is not None and (before.instances, before.fit_revisions) == (instances, revisions):
         fit = before.fit
     elif learned:
@@ -68,5 +68,5 @@ def read_state(engine: Engine, table: TensorTable, before: EngineState | None = 
 
 
 def table_digest(table: TensorTable) -> str:
-    """By which agent and worker tell tables apart."""
+    """Identifies a table between agent and worker."""
     return hashlib.sha256(table_json(table).encode()).hexdigest()

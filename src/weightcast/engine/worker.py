@@ -1,7 +1,7 @@
 """The worker's side of an engine: answers an agent's requests about its parameters, and writes what was prepared.
 
-What takes long goes on as a job, in a thread, while the engine serves. Nothing but `EngineWorker.apply` writes to a
-parameter, and only a paused engine calls that.
+What takes long runs as a job, in a thread, while the engine serves. Only `EngineWorker.apply` writes to parameters, and
+only a paused engine calls it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from weightcast.channel.keys import Position
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.engine import messages as msg
 from weightcast.engine.background import Job, Jobs
@@ -40,9 +40,9 @@ _log = logging.getLogger("weightcast")
 class EngineWorker:
     """One worker's parameters.
 
-    ``learn`` finds the layout of a table, ``reload`` loads weights the engine's own way while it runs, ``folder`` is
-    the checkpoint that the engine loaded when it started. ``cannot_reload`` gives the reason if ``reload`` would break
-    the engine. ``available`` gives the bytes of host memory that an update may count on.
+    ``learn`` finds the layout of a table, ``reload`` loads weights through the engine's own loader while it runs,
+    ``folder`` is the checkpoint that the engine loaded when it started. ``cannot_reload`` returns the reason if
+    ``reload`` would break the engine, ``available`` the bytes of free host memory.
     """
 
     def __init__(
@@ -59,15 +59,7 @@ class EngineWorker:
         self._model, self._learn, self._reload = model, learn, reload
         self._cannot_reload, self._available = cannot_reload, available or _available
         self._folder = Path(folder)
-        self._rank, self._world = rank, world
-        self._instance = uuid.uuid4().hex
-        self._position: Position | None = None
-        self._changing = False
-        """From the first write of an update to the last; stays set if the update breaks off."""
-        self._paused_by_agent = False
-        self._failed: str | None = None
-        self._table: str | None = None
-        self._updates = self._fit_revision = 0
+        self._state = msg.WorkerState(uuid.uuid4().hex, rank, world)
         self._live: LiveParameters | None = None
         self._surveyed: Layout | None = None
         """What `Survey` found, until `Learn` takes it."""
@@ -80,7 +72,7 @@ class EngineWorker:
     def answer(self, text: str) -> str:
         """Answer a request. Never raises: an error in a worker takes the whole engine down."""
         handlers: dict[type, Callable[[Any], object]] = {
-            msg.Hello: self._state,
+            msg.Hello: lambda _: self._state,
             msg.ReadFit: self._read_fit,
             msg.Survey: self._survey,
             msg.Learn: self._learn_channel,
@@ -90,7 +82,6 @@ class EngineWorker:
             msg.SetPausedByAgent: self._set_paused_by_agent,
             msg.ReadJob: lambda request: self._jobs.report(request.job),
             msg.Digest: self._digest,
-            msg.Verify: self._verify,
             msg.StagePatches: self._stage_patches,
             msg.StageWeights: self._stage_weights,
             msg.CompareFiles: self._compare_files,
@@ -98,7 +89,7 @@ class EngineWorker:
         try:
             request = decode_request(text)
             if type(request) not in handlers:
-                raise FormatError(f"{type(request).__name__} is not sent this way")
+                raise FormatError(f"{type(request).__name__} is sent through the engine's update route")
             answer = handlers[type(request)](request) or msg.Done()
         except FormatError as error:
             answer = msg.Failed(f"malformed request: {error}")
@@ -109,19 +100,11 @@ class EngineWorker:
             answer = msg.Failed(f"{type(error).__name__}: {error}")
         return encode(answer)
 
-    def _state(self, _: msg.Hello) -> msg.WorkerState:
-        return msg.WorkerState(
-            instance=self._instance,
-            rank=self._rank,
-            world=self._world,
-            position=self._position,
-            changing=self._changing,
-            failed=self._failed,
-            paused_by_agent=self._paused_by_agent,
-            updates=self._updates,
-            table=self._table,
-            fit_revision=self._fit_revision,
-        )
+    def _set(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+
+    def _fit_changed(self) -> None:
+        self._set(fit_revision=self._state.fit_revision + 1)
 
     # -- the layout --------------------------------------------------------------------------------------------------
 
@@ -129,12 +112,12 @@ class EngineWorker:
         return self._fit(self._known().layout, self._trusted)
 
     def _fit(self, layout: Layout, trusted: Iterable[str] = ()) -> msg.Fit:
-        absent = tuple(
+        absent = frozenset(
             spec.name
             for spec in layout.table
             if spec.elements and spec.name not in layout.unknown and not layout.locate(spec.name)
         )
-        return msg.Fit(layout.unknown, absent, layout.uncovered, self._cannot_reload(), tuple(sorted(trusted)))
+        return msg.Fit(layout.unknown, absent, layout.uncovered, self._cannot_reload(), frozenset(trusted))
 
     def _survey(self, request: msg.Survey) -> msg.SurveyResult:
         layout = self._surveyed = self._learn(request.channel.table)
@@ -158,61 +141,50 @@ class EngineWorker:
         if layout is None or layout.table != table:
             layout = self._learn(table)
         self.close()
-        self._table, self._trusted, self._position = None, set(), None
+        self._trusted = set()
+        self._set(table=None, position=None)
         self._live = LiveParameters(self._model, layout)
-        self._table = table_digest(table)
-        self._fit_revision += 1
+        self._set(table=table_digest(table))
+        self._fit_changed()
 
     def _trust(self, request: msg.Trust) -> None:
-        self._trusted |= set(request.names) - self._known().layout.unknown.keys()
-        self._fit_revision += 1
+        self._trusted |= request.names - self._known().layout.unknown.keys()
+        self._fit_changed()
 
     def _distrust(self, request: msg.Distrust) -> None:
         self._known().layout.unknown.update(dict.fromkeys(request.names, request.reason))
-        self._trusted -= set(request.names)
-        self._fit_revision += 1
+        self._trusted -= request.names
+        self._fit_changed()
 
     # -- position and pause ------------------------------------------------------------------------------------------
 
     def _set_position(self, request: msg.SetPosition) -> None:
-        self._position = request.position
-        self._changing = request.position is None
+        self._set(position=request.position, changing=request.position is None)
 
     def _set_paused_by_agent(self, request: msg.SetPausedByAgent) -> None:
-        self._paused_by_agent = request.paused
+        self._set(paused_by_agent=request.paused)
 
     def forget(self) -> None:
-        """The engine has changed its parameters by itself: nothing is known about them any more."""
+        """Called when the engine changes its parameters by itself: nothing is known about them any more."""
         self.close()
-        self._position, self._updates = None, self._updates + 1
+        self._set(position=None, updates=self._state.updates + 1)
         if self._live is not None:
             self._live.digests.clear()
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _digest(self, request: msg.Digest) -> None:
-        live, specs = self._known(), self._specs(request.names)
-
-        def work(job: Job) -> msg.Digests:
-            found = {}
-            for spec in specs:
-                job.checkpoint()
-                found[spec.name] = tuple(live.digest(spec))
-            return msg.Digests(found)
-
-        self._jobs.start("read", request.job, work)
-
-    def _verify(self, request: msg.Verify) -> None:
-        live, specs, trusted = self._known(), self._specs(None), frozenset(self._trusted)
+        live, specs, trusted = self._known(), self._specs(request.names), frozenset(self._trusted)
 
         def work(job: Job) -> msg.Digests:
             found, remembered = {}, {}
             for spec in specs:
-                job.checkpoint()
-                found[spec.name] = tuple(live.digest(spec, remember=False))
+                job.refuse_cancelled()
+                found[spec.name] = tuple(live.digest(spec, request.remember))
                 parts = live.layout.locate(spec.name)
-                if parts and spec.name in trusted and all(part in live.digests for part in parts):
-                    remembered[spec.name] = tuple(BoxDigest(part.box, live.digests[part]) for part in parts)
+                expected = [BoxDigest(part.box, live.digests[part]) for part in parts if part in live.digests]
+                if not request.remember and spec.name in trusted and parts and len(expected) == len(parts):
+                    remembered[spec.name] = tuple(expected)
             return msg.Digests(found, remembered)
 
         self._jobs.start("read", request.job, work)
@@ -222,7 +194,7 @@ class EngineWorker:
 
         def work(job: Job) -> msg.Staged:
             with Layers([Path(path) for path in request.paths]) as layers:
-                return _staged(job, live.prepare_patches(layers.readers, trusted, self._room(), job.checkpoint))
+                return _staged(job, live.prepare_patches(layers.readers, trusted, self._room(), job.refuse_cancelled))
 
         self._jobs.start("update", request.job, work)
 
@@ -234,28 +206,28 @@ class EngineWorker:
 
         def work(job: Job) -> msg.Staged:
             with _mirrored(request.mirror, live.layout.table) as weights:
-                return _staged(job, live.prepare_weights(weights, specs, self._room(), job.checkpoint))
+                return _staged(job, live.prepare_weights(weights, specs, self._room(), job.refuse_cancelled))
 
         self._jobs.start("update", request.job, work)
 
     def _compare_files(self, request: msg.CompareFiles) -> None:
         """A tensor that differs was changed after loading: it is not where the loader's layout says."""
         live = self._known()
-        if self._updates:
+        if self._state.updates:
             raise UsageError("the parameters are no longer what was loaded")
 
         def work(job: Job) -> msg.Comparison:
             if not self._loaded or _signature(self._folder) != self._loaded:  # the files are others by now
-                return msg.Comparison((), ())
-            same: list[str] = []
-            other: list[str] = []
+                return msg.Comparison(frozenset(), frozenset())
+            same: set[str] = set()
+            other: set[str] = set()
             with Checkpoint(self._folder, aliases=dict(live.layout.table.aliases)) as files:
                 for spec in live.layout.table:
-                    if spec.name in files.table and files.table[spec.name] == spec:
-                        found = live.prepare_weights(files, [spec], 0, job.checkpoint)
-                        if live.layout.locate(spec.name):
-                            (other if found.changed else same).append(spec.name)
-            return msg.Comparison(tuple(same), tuple(other))
+                    is_common = spec.name in files.table and files.table[spec.name] == spec
+                    if is_common and live.layout.locate(spec.name):
+                        found = live.prepare_weights(files, [spec], 0, job.refuse_cancelled)
+                        (other if found.changed else same).add(spec.name)
+            return msg.Comparison(frozenset(same), frozenset(other))
 
         self._jobs.start("read", request.job, work)
 
@@ -264,10 +236,10 @@ class EngineWorker:
     def apply(self, text: str) -> None:
         """Carry out an `ApplyUpdate`.
 
-        Does not raise: an engine cannot tell its workers apart. `WorkerState` says whether it ``failed``, and, by
+        Never raises: an engine cannot tell its workers apart. `WorkerState` says whether it ``failed`` and, by
         ``changing``, whether anything was written before that.
         """
-        self._failed = None
+        self._set(failed=None)
         try:
             update = decode_request(text)
             if not isinstance(update, msg.ApplyUpdate):
@@ -275,15 +247,13 @@ class EngineWorker:
             prepared = self._take_prepared(update.job)
             if update.reload and (problem := self._cannot_reload()):
                 raise UsageError(problem, tensor=update.reload[0])
-            self._changing = True
-            self._updates += 1
+            self._set(changing=True, updates=self._state.updates + 1)
             self._write(prepared, update)
-            self._position = update.position
-            self._changing = False
+            self._set(position=update.position, changing=False)
         except Exception as error:  # noqa: BLE001 -- the agent gets it instead
             _log.exception("an update failed")
-            self._failed = f"{type(error).__name__}: {error}"
-            self._position = None if self._changing else self._position
+            position = None if self._state.changing else self._state.position
+            self._set(failed=f"{type(error).__name__}: {error}", position=position)
 
     def _take_prepared(self, job: str | None) -> Prepared | None:
         if job is None:
@@ -316,7 +286,7 @@ class EngineWorker:
         free = [self._available()]
         for device in {one.device for one in self._model.parameters() if one.device.type == "cuda"}:
             free.append(torch.cuda.mem_get_info(device)[0])
-        return min(free) // (2 * self._world)
+        return min(free) // (2 * self._state.world)
 
     def _known(self) -> LiveParameters:
         if self._live is None:
@@ -339,8 +309,7 @@ class EngineWorker:
 
 def _staged(job: Job, prepared: Prepared) -> msg.Staged:
     job.prepared = prepared
-    digests = {name: tuple(boxes) for name, boxes in prepared.digests.items()}
-    return msg.Staged(digests, prepared.changed, prepared.nbytes)
+    return msg.Staged(prepared.digests, prepared.changed, prepared.nbytes)
 
 
 @contextmanager

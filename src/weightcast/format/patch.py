@@ -195,12 +195,13 @@ def compose(first: Patch, second: Patch) -> Patch:
     merged = {tensor.spec.name: tensor for tensor in first.tensors}
     for tensor in second.tensors:
         before = merged.get(tensor.spec.name)
-        merged[tensor.spec.name] = tensor if before is None else _compose_tensor(before, tensor)
+        merged[tensor.spec.name] = tensor if before is None else compose_tensor(before, tensor)
     in_order = sorted(merged.values(), key=lambda tensor: tensor.spec.name.encode())
     return replace(second, base=first.base, tensors=tuple(tensor for tensor in in_order if tensor.changed))
 
 
-def _compose_tensor(first: TensorPatch, second: TensorPatch) -> TensorPatch:
+def compose_tensor(first: TensorPatch, second: TensorPatch) -> TensorPatch:
+    """`compose` for one tensor; where old bits are unknown, no element drops out."""
     indices = np.union1d(first.indices, second.indices)
     at_first, at_second = (np.searchsorted(indices, patch.indices) for patch in (first, second))
     new = np.empty(indices.size, first.new.dtype)

@@ -32,7 +32,7 @@ from weightcast.format.spec import TensorTable
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing has to be set up beforehand."""
+    """There is nothing to set up."""
 
 
 @dataclass
@@ -63,11 +63,11 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """There is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """Nothing has to be prepared."""
+        """There is nothing to prepare."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":  # a CPU has nothing to wait for, and no accelerator to ask
+        if self.device.type != "cpu":  # on a CPU there is no accelerator to ask
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
@@ -91,12 +91,12 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
         try:
             self.model.load_weights(weights)
-        finally:  # else the parameters are gone for good
+        finally:  # without it the parameters are lost
             finalize_layerwise_reload(self.model, self.model_config)
 
 
 def refuse_unseen(config: Any) -> None:
-    """`UsageError` for options with which vLLM changes or holds parameters where the backend does not see them."""
+    """`UsageError` for options with which vLLM holds or changes parameters that the backend does not see."""
     parallel = config.parallel_config
     # vLLM resets the size for each core of a dense model, but neither the index nor the elastic maximum.
     if max(parallel.data_parallel_size, parallel.elastic_ep_max_dp_size or 1) > 1 or parallel.data_parallel_index > 0:
@@ -110,7 +110,7 @@ def refuse_unseen(config: Any) -> None:
 
 
 def _answer(self: Any, request: str) -> dict[str, str]:
-    """`collective_rpc("weightcast", [request])` ends here, as a method of vLLM's worker. vLLM returns no plain text."""
+    """The method of vLLM's worker that `collective_rpc("weightcast", …)` calls; vLLM does not return plain text."""
     for name in ("reload_weights", "reset_weights"):
         if name not in vars(self):
             setattr(self, name, _forgetting(self, getattr(self, name)))
@@ -118,7 +118,7 @@ def _answer(self: Any, request: str) -> dict[str, str]:
 
 
 def _forgetting(worker: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of vLLM's worker that changes parameters by itself."""
+    """Wraps a method of vLLM's worker that changes parameters by itself."""
 
     def changed(*args: Any, **kwargs: Any) -> Any:
         worker.weight_transfer_engine.worker.forget()
@@ -137,7 +137,7 @@ def packed_experts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modul
 
 
 def with_packed_experts(layout: Layout, model: torch.nn.Module) -> Layout:
-    """Have vLLM pack the numbers of elements, and see where they end up."""
+    """Have vLLM pack the numbers of elements, and find where they are afterwards."""
     for name, module, experts in packed_experts(model):
         for parameter in ("w13_weight", "w2_weight"):
             shape = tuple(getattr(module, parameter).shape[1:])

@@ -1,4 +1,4 @@
-"""What the backend has to know about vLLM: supported releases, and how its CPU kernels store weights.
+"""What the backend knows about vLLM: supported releases, and how its CPU kernels store weights.
 
     --weight-transfer-config '{"backend": "weightcast"}'
 
@@ -74,12 +74,12 @@ def _allocate(module: torch.nn.Module) -> None:
     was = get_layerwise_info(module).restore_metadata[0]["weight"]
     del module.weight
     module.register_parameter("weight", restore_layer_refs(materialize_meta_tensor(was), module))
-    if getattr(module, "bias", None) is not None:  # one of vLLM's kernels has widened it
+    if getattr(module, "bias", None) is not None:  # one of vLLM's kernels widens it
         module.bias.data = module.bias.data.to(was.dtype)
 
 
 def _load_again(model: Any, config: Any, parameters: set[str]) -> None:
-    """Load only the tensors that go into these parameters: others, such as experts, are packed by now."""
+    """Load only the tensors of these parameters: others, such as experts, are packed already."""
     from vllm.model_executor.model_loader import get_model_loader
 
     loader = get_model_loader(config.load_config)
