@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from weightcast.channel.edge import Edge
-from weightcast.channel.route import cheapest_route, reachable
+from weightcast.channel.route import Reached, cheapest_edges
 
 
 @dataclass(frozen=True)
@@ -123,32 +123,31 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     and those that a pin, a tag or a rule keeps (`kept_by_rule`).
     """
     rules = kept_by_rule(inventory, policy)
-    routes: dict[int, int] = {}
     oldest = horizon(inventory, policy)
     edges = [kept.edge for kept in inventory.edges]
-    needed = {edge.key for edge in edges if edge.base is not None and edge.base >= oldest}
-    versions = {version for version in inventory.manifests if version >= oldest}
-    held = [edge for edge in edges if edge.kind != "reference"]  # not everyone can begin at a checkpoint elsewhere
-    anchors = [edge for edge in held if edge.base is None] or [edge for edge in edges if edge.base is None]
+    starts = [edge for edge in edges if edge.base is None]
+    anchors = [edge for edge in starts if edge.kind == "anchor"] or starts
     newest_anchor = max((edge.result for edge in anchors), default=0)
-    needed |= {edge.key for edge in anchors if edge.result == newest_anchor}
-    versions |= {newest_anchor}
-    wanted = {inventory.head} | rules.keys()
-    unreachable = ({oldest} | wanted | versions) - reachable(edges)
+    versions = {version for version in inventory.manifests if version >= oldest} | {newest_anchor}
+    wanted = {oldest, inventory.head} | rules.keys()
+    last = cheapest_edges(map(_priced, edges))
+    unreachable = (wanted | versions) - last.keys()
     if unreachable:
         # Something is missing already: a repair may need everything that is left.
         everything = dict.fromkeys(inventory.manifests, ("the channel is damaged",))
         return Garbage((), (), _old(inventory, policy), tuple(sorted(unreachable)), everything)
-    there = set[int]()
+    needed = [edge for edge in edges if edge.base is not None and edge.base >= oldest]
+    needed += [edge for edge in anchors if edge.result == newest_anchor]
+    reached = Reached()
+    reached.add(needed)
+    on_route: dict[int, int] = {}
     for goal in (oldest, *sorted(wanted), *sorted(versions)):
-        if goal in there and goal not in wanted:
-            continue
-        route = cheapest_route(held, None, goal) or cheapest_route(edges, None, goal)
-        assert route is not None, "a reachable version has a route"
-        needed |= {edge.key for edge in route}
-        versions |= {goal} | {edge.result for edge in route}
-        routes |= {edge.result: goal for edge in route if edge.result not in routes}
-        there = reachable(edge for edge in edges if edge.key in needed)
+        if goal in wanted or goal not in reached.versions:
+            route = _new_edges(last, goal, on_route)
+            reached.add(route)
+            needed += route
+    versions |= on_route.keys()
+    keys = {edge.key for edge in needed}
     manifests = tuple(
         version
         for version, age in sorted(inventory.manifests.items())
@@ -160,20 +159,36 @@ def collectable(inventory: Inventory, policy: Retention) -> Garbage:
     gone = tuple(
         kept.edge
         for kept in (*inventory.edges, *inventory.spent)
-        if kept.edge.key not in needed
+        if kept.edge.key not in keys
         and kept.age >= policy.grace
         and kept.edge.result < inventory.head
         and not (kept.edge.result in stays and _is_object_of_version(kept.edge, begun))
     )
     kept = {
-        version: rules.get(version, ()) or _reason(inventory, policy, version, oldest, newest_anchor, routes)
+        version: rules.get(version, ()) or _reason(inventory, policy, version, oldest, newest_anchor, on_route)
         for version in sorted(stays)
     }
     return Garbage(manifests, gone, _old(inventory, policy), kept=kept)
 
 
+def _priced(edge: Edge) -> Edge:
+    """A reference costs more than any route in the bucket: not everyone can begin at a checkpoint elsewhere."""
+    return replace(edge, nbytes=edge.nbytes + (1 << 80)) if edge.kind == "reference" else edge
+
+
+def _new_edges(last: Mapping[int, Edge], goal: int, on_route: dict[int, int]) -> list[Edge]:
+    """The edges of the route to ``goal`` back to where an earlier one joins; enters its versions in ``on_route``."""
+    route: list[Edge] = []
+    at: int | None = goal
+    while at is not None and at not in on_route:
+        on_route[at] = goal
+        route.append(last[at])
+        at = last[at].base
+    return route
+
+
 def _reason(
-    inventory: Inventory, policy: Retention, version: int, oldest: int, anchor: int, routes: Mapping[int, int]
+    inventory: Inventory, policy: Retention, version: int, oldest: int, anchor: int, on_route: Mapping[int, int]
 ) -> tuple[str, ...]:
     """Why a version stays that no rule names."""
     if version == inventory.head:
@@ -182,8 +197,8 @@ def _reason(
         return ("in the window",) if inventory.manifests[version] < policy.window else ("a replica may be there",)
     if version == anchor:
         return ("newest anchor",)
-    if version in routes:
-        return (f"on the route to version {routes[version]}",)
+    if version in on_route:
+        return (f"on the route to version {on_route[version]}",)
     return ("in the grace period",)
 
 

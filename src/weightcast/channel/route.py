@@ -16,64 +16,68 @@ Route = tuple[Edge, ...]
 
 def cheapest_route(edges: Iterable[Edge], start: int | None, goal: int) -> Route | None:
     """The route of fewest bytes, then of fewest objects; ``start`` is None for a replica that holds nothing."""
-    if start == goal:
-        return ()
+    last = cheapest_edges((edge for edge in edges if edge.result <= goal), start)
+    route: list[Edge] = []
+    at: int | None = goal
+    while at != start and at is not None:
+        if at not in last:
+            return None
+        route.append(last[at])
+        at = last[at].base
+    return tuple(reversed(route))
+
+
+def cheapest_edges(edges: Iterable[Edge], start: int | None = None) -> dict[int, Edge]:
+    """The last edge of the cheapest route to each version that can be reached from ``start``, or from nothing."""
     leaving: dict[int | None, list[Edge]] = defaultdict(list)
     for edge in edges:
-        if edge.result <= goal:
-            leaving[edge.base].append(edge)
-    # A replica may also drop its weights and begin at an anchor: "no base" costs nothing to reach.
-    best: dict[int | None, tuple[int, int]] = {start: (0, 0), None: (0, 0)}
-    by: dict[int | None, Edge] = {}
+        leaving[edge.base].append(edge)
+    best: dict[int | None, tuple[int, int]] = {start: (0, 0)}
+    last: dict[int, Edge] = {}
     ahead: list[tuple[int, int, int]] = []
-    at: int | None
-    for at in {start, None}:
-        _relax(leaving[at], (0, 0), best, by, ahead)
+
+    def leave(at: int | None, nbytes: int, objects: int) -> None:
+        for edge in leaving[at]:
+            cost = (nbytes + edge.nbytes, objects + 1)
+            if edge.result not in best or cost < best[edge.result]:
+                best[edge.result], last[edge.result] = cost, edge
+                heapq.heappush(ahead, (*cost, edge.result))
+
+    leave(start, 0, 0)
+    leave(None, 0, 0)  # a replica may also drop its weights and begin at an anchor
     while ahead:
         nbytes, objects, at = heapq.heappop(ahead)
-        if at == goal:
-            return _walked(by, start, goal)
         if best[at] == (nbytes, objects):
-            _relax(leaving[at], (nbytes, objects), best, by, ahead)
-    return None
+            leave(at, nbytes, objects)
+    return last
 
 
-def _relax(
-    edges: list[Edge],
-    cost: tuple[int, int],
-    best: dict[int | None, tuple[int, int]],
-    by: dict[int | None, Edge],
-    ahead: list[tuple[int, int, int]],
-) -> None:
-    for edge in edges:
-        through = (cost[0] + edge.nbytes, cost[1] + 1)
-        if edge.result not in best or through < best[edge.result]:
-            best[edge.result], by[edge.result] = through, edge
-            heapq.heappush(ahead, (*through, edge.result))
+class Reached:
+    """The versions that edges lead to from ``start``, or from nothing, while edges are added."""
 
+    def __init__(self, start: int | None = None):
+        self.versions: set[int] = set()
+        self._starts = {start, None}
+        self._leaving: dict[int | None, list[int]] = defaultdict(list)
 
-def _walked(by: dict[int | None, Edge], start: int | None, goal: int) -> Route:
-    route, at = [], goal
-    while at is not None and at != start:
-        edge = by[at]
-        route.append(edge)
-        at = edge.base  # type: ignore[assignment]
-    return tuple(reversed(route))
+    def add(self, edges: Iterable[Edge]) -> None:
+        ahead = []
+        for edge in edges:
+            self._leaving[edge.base].append(edge.result)
+            if edge.base in self._starts or edge.base in self.versions:
+                ahead.append(edge.result)
+        while ahead:
+            at = ahead.pop()
+            if at not in self.versions:
+                self.versions.add(at)
+                ahead += self._leaving[at]
 
 
 def reachable(edges: Iterable[Edge], start: int | None = None) -> set[int]:
     """The versions that can be reached from ``start``, or from nothing."""
-    leaving: dict[int | None, list[int]] = defaultdict(list)
-    for edge in edges:
-        leaving[edge.base].append(edge.result)
-    found: set[int] = set()
-    ahead = [*leaving[None], *leaving[start]]
-    while ahead:
-        at = ahead.pop()
-        if at not in found:
-            found.add(at)
-            ahead += leaving[at]
-    return found
+    reached = Reached(start)
+    reached.add(edges)
+    return reached.versions
 
 
 def route_bytes(route: Route) -> int:
