@@ -18,13 +18,7 @@ from typer.testing import CliRunner
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import CHANNEL, MANIFESTS, Position, delta_key, manifest_key
-from weightcast.channel.records import (
-    Heartbeat,
-    Manifest,
-    heartbeat_from_json,
-    heartbeat_to_json,
-    manifest_to_json,
-)
+from weightcast.channel.records import Heartbeat, Manifest, dump_record, load_record
 from weightcast.channel.retention import Retention
 from weightcast.cli import app
 from weightcast.disk.checkpoint import MIRROR, save
@@ -98,7 +92,7 @@ def test_loser_whose_withdrawal_failed_withdraws_when_it_tries_again() -> None:
         return chain.draft(position, before.position, ref, "gap", 1, 2, writer)
 
     ours, other = commit_of("loser", "1"), manifest_key(2, "winner")
-    winning = manifest_to_json(commit_of("winner", "2"))
+    winning = dump_record(commit_of("winner", "2"))
 
     # The winner's commit appears between the loser's two listings, and the loser cannot withdraw at once.
     store.after("put", lambda key: "-loser-" in key, lambda _: store.put(other, winning))
@@ -203,4 +197,4 @@ def test_heartbeat_survives_a_note_that_cannot_be_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["file a\x1b[2Jb", "file \udcff", "", " \n "])
 def test_error_with_unprintable_text_is_a_heartbeat_that_can_be_read(text: str) -> None:
     beat = Heartbeat("replica", Position(1, "0" * 64), 1.0, error_text(UsageError(text)))
-    assert heartbeat_from_json(heartbeat_to_json(beat)) == beat
+    assert load_record(Heartbeat, dump_record(beat)) == beat

@@ -12,7 +12,8 @@ from servers import serving_folder
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.index import write_index
-from weightcast.errors import UnsupportedError
+from weightcast.channel.tags import delete_tag, read_tag, set_tag, tag_names, tags, tags_by_position
+from weightcast.errors import UnsupportedError, UsageError
 from weightcast.store import open_store
 from weightcast.store.file import FileStore
 from weightcast.upkeep.squash import squash
@@ -64,6 +65,21 @@ def test_head_is_found_from_the_hint_without_an_index(tmp_path: Path) -> None:
         head = subscriber.chain.head()
         assert head is not None
         assert head.position.version == 4
+
+
+def test_deleted_tag_that_an_old_index_names_is_not_believed(tmp_path: Path) -> None:
+    bucket = FileStore(tmp_path / "bucket")
+    channel_of(bucket, 1)
+    chain = Chain.open(bucket)
+    set_tag(chain, "gone", chain.manifest(1).position)
+    write_index(chain)
+    delete_tag(chain, "gone")
+    with serving_folder(tmp_path / "bucket") as web:
+        served = Chain.open(open_store(web.url))
+        assert list(tag_names(served)) == ["gone"]
+        assert (tags(served), tags_by_position(served)) == (([], []), {})
+        with pytest.raises(UsageError, match="there is no tag 'gone'"):
+            read_tag(served, "gone")
 
 
 def test_nothing_can_be_published_over_http(tmp_path: Path) -> None:

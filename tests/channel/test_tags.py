@@ -24,15 +24,7 @@ from weightcast.channel.keys import (
     tag_key,
 )
 from weightcast.channel.pins import pin, pins
-from weightcast.channel.records import (
-    Manifest,
-    ObjectRef,
-    Tag,
-    manifest_from_json,
-    manifest_to_json,
-    tag_from_json,
-    tag_to_json,
-)
+from weightcast.channel.records import Manifest, ObjectRef, Tag, dump_record, load_record
 from weightcast.channel.tags import delete_tag, read_tag, set_tag, tag_names, tags, tags_by_position, valid_tags
 from weightcast.errors import ConflictError, FormatError, MissingError, UsageError
 from weightcast.store.memory import MemoryStore
@@ -56,20 +48,20 @@ NO_TAGS = [
 
 
 def test_manifest_without_label_has_no_such_field() -> None:
-    assert "label" not in json.loads(manifest_to_json(PLAIN))
+    assert "label" not in json.loads(dump_record(PLAIN))
 
 
 def test_manifest_with_label_round_trips() -> None:
     labelled = replace(PLAIN, label="lr 3e-5, “warm” — 学習")
-    data = manifest_to_json(labelled)
+    data = dump_record(labelled)
     assert data.isascii()
-    assert manifest_from_json(data) == labelled
+    assert load_record(Manifest, data) == labelled
 
 
 @pytest.mark.parametrize("label", [*HOSTILE, None, 7, ["x"]])
 def test_reader_refuses_impossible_label(label: Any) -> None:
     with pytest.raises(FormatError):
-        manifest_from_json(json.dumps(json.loads(manifest_to_json(PLAIN)) | {"label": label}).encode())
+        load_record(Manifest, json.dumps(json.loads(dump_record(PLAIN)) | {"label": label}).encode())
 
 
 @pytest.mark.parametrize("label", [*HOSTILE, 7])
@@ -85,7 +77,7 @@ def test_label_that_a_writer_accepts_is_accepted_by_every_reader(text: str) -> N
         label = check_label(text)
     except UsageError:
         return
-    assert manifest_from_json(manifest_to_json(replace(PLAIN, label=label))).label == text
+    assert load_record(Manifest, dump_record(replace(PLAIN, label=label))).label == text
 
 
 def test_draft_carries_the_label() -> None:
@@ -131,8 +123,8 @@ def test_no_tag_is_a_number(text: str) -> None:
 
 def test_tag_has_these_bytes() -> None:
     expected = '{"channel":"' + ID + '","format":1,"kind":"tag","name":"best","position":[41,"' + A + '"],"time":1.5}'
-    assert tag_to_json(TAG).decode() == expected
-    assert tag_from_json(tag_to_json(TAG)) == TAG
+    assert dump_record(TAG).decode() == expected
+    assert load_record(Tag, dump_record(TAG)) == TAG
 
 
 @pytest.mark.parametrize(
@@ -140,7 +132,7 @@ def test_tag_has_these_bytes() -> None:
 )
 def test_false_tag_is_refused(lie: dict[str, Any]) -> None:
     with pytest.raises(FormatError):
-        tag_from_json(json.dumps(json.loads(tag_to_json(TAG)) | lie).encode())
+        load_record(Tag, json.dumps(json.loads(dump_record(TAG)) | lie).encode())
 
 
 # -- in a channel ------------------------------------------------------------------------------------------------------
@@ -213,7 +205,7 @@ def test_pin_of_a_version_collected_meanwhile_is_removed(chain: Chain) -> None:
     ("data", "problem"),
     [
         (b"{", "no JSON"),
-        (tag_to_json(TAG), "another channel"),
+        (dump_record(TAG), "another channel"),
         (b"x" * 100, "no JSON"),
         (b" " * 5000, "larger than 4,096 bytes"),
     ],
@@ -240,7 +232,7 @@ def test_tag_copied_to_another_name_is_refused(chain: Chain) -> None:
 def test_tag_of_a_version_that_is_gone_or_has_other_weights_is_not_valid(chain: Chain) -> None:
     set_tag(chain, "good", position(chain, 1))
     for name, at in {"other": Position(1, A), "gone": Position(99, A)}.items():
-        chain.store.put(tag_key(name), tag_to_json(Tag(chain.channel.id, name, at, 1.5)))
+        chain.store.put(tag_key(name), dump_record(Tag(chain.channel.id, name, at, 1.5)))
     good, bad = valid_tags(chain)
     assert [tag.name for tag in good] == ["good"]
     assert sorted(key for key, _ in bad) == [tag_key("gone"), tag_key("other")]

@@ -36,6 +36,17 @@ def test_setting_a_tag_again_repairs_the_index(world: World) -> None:
     assert b"tags/release.json" in index.read_bytes()
 
 
+def test_deleting_a_tag_again_repairs_the_index(world: World) -> None:
+    index = world.url / "index.json"
+    run("tag", world.url, 6, "release")
+    before = index.read_bytes()
+    run("tag", world.url, "--delete", "release")
+    index.write_bytes(before)
+    done = run("tag", world.url, "--delete", "release")
+    assert (done.code, "there is no tag" in done.err) == (USAGE, True)
+    assert b"tags/release.json" not in index.read_bytes()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_tag_is_refused_and_printed_safely(world: World, name: str) -> None:
     line = refused(world.url, USAGE, "tag", world.url, 6, name)

@@ -29,7 +29,7 @@ from weightcast.channel.keys import (
     manifest_key,
 )
 from weightcast.channel.policy import Pinned
-from weightcast.channel.records import ObjectRef, manifest_to_json
+from weightcast.channel.records import ObjectRef, dump_record
 from weightcast.errors import ChannelError, FormatError, SpaceError, WeightcastError
 from weightcast.publish.from_checkpoint import cut_anchor
 from weightcast.upkeep.squash import squash
@@ -117,7 +117,7 @@ def test_verify_finds_every_damage(rich: World) -> None:
 
 
 def lie(world: World, version: int, **fields: Any) -> None:
-    world.store.put(manifest_key(version), manifest_to_json(replace(world.chain.manifest(version), **fields)))
+    world.store.put(manifest_key(version), dump_record(replace(world.chain.manifest(version), **fields)))
 
 
 def _reference(world: World, version: int, **fields: Any) -> ObjectRef:

@@ -12,7 +12,7 @@ import pytest
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import CHANNEL_COPY, RECORD, Position, anchor_folder
-from weightcast.channel.records import Anchor, ObjectRef, anchor_to_json
+from weightcast.channel.records import Anchor, ObjectRef, dump_record
 from weightcast.disk.checkpoint import SINGLE, save
 from weightcast.publish.open import left_out
 from weightcast.store import open_store
@@ -49,7 +49,7 @@ def put_anchor(chain: Chain, position: Position, files: dict[str, bytes]) -> Non
     for name, data in files.items():
         chain.store.put(place + name, data)
         refs.append(ObjectRef(place + name, len(data), hashlib.sha256(data).hexdigest()))
-    chain.store.put(place + RECORD, anchor_to_json(Anchor(chain.channel.id, position, tuple(refs))))
+    chain.store.put(place + RECORD, dump_record(Anchor(chain.channel.id, position, tuple(refs))))
 
 
 def pulled(bucket: Path, mirror: Path) -> wc.Position:

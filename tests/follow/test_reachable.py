@@ -15,7 +15,7 @@ import weightcast as wc
 from weightcast.channel import keys
 from weightcast.channel.keys import anchor_folder
 from weightcast.channel.policy import AtLeast, Every, Pinned
-from weightcast.channel.records import Anchor, ObjectRef, anchor_to_json
+from weightcast.channel.records import Anchor, ObjectRef, dump_record
 from weightcast.errors import (
     AccessError,
     NoRouteError,
@@ -186,6 +186,6 @@ def test_anchor_with_a_file_name_the_disk_refuses_is_planned_around(
     folder = anchor_folder(position, "f" * 64)
     ref = ObjectRef(f"{folder}{'x' * 238}.safetensors", 1, hashlib.sha256(data).hexdigest())
     world.store.put(ref.key, data)
-    world.store.put(f"{folder}anchor.json", anchor_to_json(Anchor(world.chain.channel.id, position, (ref,))))
+    world.store.put(f"{folder}anchor.json", dump_record(Anchor(world.chain.channel.id, position, (ref,))))
     assert follow(world) == 4
     world.check_mirror([4])

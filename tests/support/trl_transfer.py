@@ -15,7 +15,7 @@ from local_engine import Local
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import MANIFESTS, Position, replica_key
-from weightcast.channel.records import Heartbeat, heartbeat_to_json, manifest_from_json
+from weightcast.channel.records import Heartbeat, Manifest, dump_record, load_record
 from weightcast.engine.agent import Agent
 from weightcast.engine.followers import Followers
 from weightcast.engine.proof import prove
@@ -99,7 +99,7 @@ class Bucket(MemoryStore):
         made = super().create(key, data)
         if made and key.startswith(MANIFESTS):
             self.calls.append("commit")
-            self.committed(manifest_from_json(bytes(data)).position)
+            self.committed(load_record(Manifest, bytes(data)).position)
         return made
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
@@ -116,7 +116,7 @@ class Bucket(MemoryStore):
     def tell(self, position: Position, replica: str = "engine", pause: float | None = 0.01) -> None:
         """The last word of an engine."""
         word = Heartbeat(replica, position, time.time(), None, pause)
-        MemoryStore.put(self, replica_key(replica), heartbeat_to_json(word))
+        MemoryStore.put(self, replica_key(replica), dump_record(word))
 
 
 class Attended(Bucket):

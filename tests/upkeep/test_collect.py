@@ -122,19 +122,19 @@ def test_pin_of_a_version_keeps_it() -> None:
 def lose_delta(chain: Chain) -> str:
     key = next(listed.key for listed in chain.store.list(DELTAS))
     chain.store.delete(key)
-    return f"{key} is missing"
+    return f"{key}: it is missing"
 
 
 def cut_delta(chain: Chain) -> str:
     listed = next(iter(chain.store.list(DELTAS)))
     chain.store.put(listed.key, chain.store.get(listed.key)[:-1])
-    return f"{listed.key} has {listed.size - 1} bytes, its manifest says {listed.size}"
+    return f"{listed.key}: it has {listed.size - 1} bytes, {manifest_key(1)} says {listed.size}"
 
 
 def lose_weights_of_anchor(chain: Chain) -> str:
     key = next(listed.key for listed in chain.store.list(ANCHORS) if listed.key.endswith("model.safetensors"))
     chain.store.delete(key)
-    return f"{key} is missing"
+    return f"{key}: it is missing"
 
 
 def lose_anchors(chain: Chain) -> str:
@@ -145,7 +145,7 @@ def lose_anchors(chain: Chain) -> str:
 
 def break_manifest(chain: Chain) -> str:
     chain.store.put(manifest_key(2), b"{")
-    return f"{manifest_key(2)} cannot be read: the manifest is no JSON"
+    return f"{manifest_key(2)}: the manifest is no JSON"
 
 
 @pytest.mark.parametrize("harm", [lose_delta, cut_delta, lose_weights_of_anchor, lose_anchors, break_manifest])

@@ -24,8 +24,9 @@ from weightcast.cli import app
 from weightcast.errors import AccessError, SpaceError, StoreError, UnreachableError
 from weightcast.store import open_store
 from weightcast.store.base import Store
+from weightcast.upkeep.findings import Finding
 from weightcast.upkeep.squash import squash
-from weightcast.upkeep.verify import Finding, changed_companions, verify, verify_deep
+from weightcast.upkeep.verify import changed_companions, verify, verify_deep
 
 FOUND = 3
 

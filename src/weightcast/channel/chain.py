@@ -36,10 +36,9 @@ from weightcast.channel.records import (
     Manifest,
     ObjectRef,
     Reference,
-    anchor_to_json,
     channel_to_json,
+    dump_record,
     head_to_json,
-    manifest_to_json,
 )
 from weightcast.disk.companions import is_wanted
 from weightcast.disk.durable import Report, silent
@@ -167,7 +166,7 @@ class Chain(ChainReader):
         return self._put_record(folder, Anchor(self.channel.id, position, (), reference))
 
     def _put_record(self, folder: str, anchor: Anchor) -> ObjectRef:
-        data = anchor_to_json(anchor)
+        data = dump_record(anchor)
         self.store.put(folder + CHANNEL_COPY, channel_to_json(self.channel))
         self.store.put(folder + RECORD, data)
         sha256, size = summary(data)
@@ -195,7 +194,7 @@ class Chain(ChainReader):
 
         A store's answer may be lost, so a commit that is there already counts as ours if its bytes are the same.
         """
-        data = manifest_to_json(manifest)
+        data = dump_record(manifest)
         version = manifest.position.version
         lost = f"another writer committed version {version} first"
         if self._is_stale(manifest):

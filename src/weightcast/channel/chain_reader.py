@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Self
+from typing import Self, TypeVar
 
 from weightcast.channel.edge import Edge, edge_from_key, edge_of, leads_to_commit
 from weightcast.channel.keys import (
@@ -18,6 +18,7 @@ from weightcast.channel.keys import (
     SQUASHES,
     AnchorFile,
     manifest_key,
+    parent,
     read_anchor_key,
     read_manifest_key,
 )
@@ -26,11 +27,9 @@ from weightcast.channel.records import (
     Anchor,
     Channel,
     Manifest,
-    anchor_from_json,
     channel_from_json,
     head_from_json,
-    manifest_from_json,
-    readable,
+    load_record,
 )
 from weightcast.errors import (
     AccessError,
@@ -40,8 +39,10 @@ from weightcast.errors import (
     UnsupportedError,
     about,
 )
-from weightcast.store.base import Store
+from weightcast.store.base import Listed, Store
 from weightcast.store.download import summary
+
+T = TypeVar("T")
 
 _MOST_PROBES = 10_000
 """Versions that are probed one by one if listings do not show them."""
@@ -77,7 +78,7 @@ class ChainReader:
             key = listed[0]
         data = read_record(self.store, key)
         with about(file=f"{self.store.url}/{key}", hint=_DAMAGED):
-            manifest = manifest_from_json(data)
+            manifest = load_record(Manifest, data)
             if manifest.channel != self.channel.id:
                 hint = "Start over: `weightcast pull` into an empty folder, or open a new Subscriber."
                 raise ChannelError("this version belongs to another channel: it was reset", hint=hint)
@@ -117,37 +118,29 @@ class ChainReader:
 
     def versions(self, after: int = -1) -> Iterator[int]:
         """Committed versions later than ``after``, by a listing."""
+        start_after = manifest_key(after, "~") if after >= 0 else ""
         last = after
-        for version, _ in self._commits(after + 1):
-            if version > last:
+        for listed in self.store.list(MANIFESTS, start_after):
+            version = self.version_of(listed.key)
+            if version is not None and version > last:
                 last = version
                 yield version
 
-    def _commits(self, first: int, prefix: str = MANIFESTS) -> Iterator[tuple[int, str]]:
-        """(version, key) from ``first`` on, by a listing; the first key of each version counts."""
-        start_after = manifest_key(first - 1, "~") if first > 0 else ""
-        for listed in self.store.list(prefix, start_after):
-            found = read_manifest_key(listed.key)
-            if found and self.is_commit(listed.key):
-                yield found[0], listed.key
-
-    def is_commit(self, key: str) -> bool:
-        """Whether a key is that of a commit under this channel's fence; readers ignore the other kind."""
-        found = read_manifest_key(key)
-        return found is not None and (found[1] is None) == (self.channel.fence == "create")
+    def version_of(self, key: str) -> int | None:
+        """The version that a key commits under this channel's fence; None for other keys, which readers ignore."""
+        version, writer = read_manifest_key(key) or (None, None)
+        return version if (writer is None) == (self.channel.fence == "create") else None
 
     def _commits_of(self, version: int) -> list[str]:
         """Keys of one version's commits; the first counts. The listing is small, however long the chain is."""
-        return [key for _, key in self._commits(version, manifest_key(version).removesuffix(".json"))]
+        listing = self.store.list(manifest_key(version).removesuffix(".json"))
+        return [listed.key for listed in listing if self.version_of(listed.key) is not None]
 
     def _newest_listed(self, first: int) -> int | None:
         return max(self.versions(first - 1), default=None)
 
     def _hint(self) -> int | None:
-        try:
-            position = readable(read_record(self.store, HEAD), head_from_json)
-        except (MissingError, FormatError):
-            return None
+        position = read_hint(self.store, HEAD, head_from_json)
         return position.version if position else None
 
     def edges(self, start: int | None, goal: int) -> list[Edge]:
@@ -183,38 +176,32 @@ class ChainReader:
 
     def anchor_edges(self) -> list[Edge]:
         """Anchors with a record whose files are in the bucket."""
-        return self._anchors()[0]
-
-    def references(self) -> list[Anchor]:
-        """Records of anchors whose files are outside the bucket."""
-        return [self.anchor(edge.record) for edge in self.reference_edges()]
+        return [edge for edge in self._finished_anchors() if edge.kind == "anchor"]
 
     def reference_edges(self) -> list[Edge]:
-        """The same as edges; not every reader can fetch them."""
-        return self._anchors()[1]
+        """Anchors with a record whose files are outside the bucket; not every reader can fetch them."""
+        return [edge for edge in self._finished_anchors() if edge.kind == "reference"]
 
-    def _anchors(self) -> tuple[list[Edge], list[Edge]]:
-        """Anchors and references, by one listing."""
-        sizes: dict[str, int] = {}
-        records: list[AnchorFile] = []
+    def references(self) -> list[Anchor]:
+        """The records of `reference_edges`."""
+        return [self.anchor(edge.record) for edge in self.reference_edges()]
+
+    def _finished_anchors(self) -> list[Edge]:
+        return [edge for edge, files in self.anchor_folders() if any(listed.key == edge.record for listed in files)]
+
+    def anchor_folders(self) -> Iterator[tuple[Edge, list[Listed]]]:
+        """Every anchor and reference with its objects, by one listing; unfinished ones have no record among them."""
+        folders: dict[str, tuple[AnchorFile, list[Listed]]] = {}
         for listed in self.store.list(ANCHORS):
             place = read_anchor_key(listed.key)
-            if place is not None and place.name == RECORD:
-                records.append(place)
-            elif place is not None and place.name != CHANNEL_COPY:
-                sizes[place.folder] = sizes.get(place.folder, 0) + listed.size
-        nbytes = self.channel.table.nbytes
-        anchors = [
-            Edge("anchor", None, at.version, sizes[at.folder], at.folder, at.digest)
-            for at in records
-            if at.folder in sizes
-        ]
-        references = [
-            Edge("reference", None, at.version, nbytes, at.folder, at.digest)
-            for at in records
-            if at.folder not in sizes
-        ]
-        return anchors, references
+            if place is not None:
+                folders.setdefault(place.folder, (place, []))[1].append(listed)
+        for folder, (at, files) in folders.items():
+            sizes = [listed.size for listed in files if listed.key not in (folder + RECORD, folder + CHANNEL_COPY)]
+            if sizes:
+                yield Edge("anchor", None, at.version, sum(sizes), folder, at.digest), files
+            else:
+                yield Edge("reference", None, at.version, self.channel.table.nbytes, folder, at.digest), files
 
     def delta_edges(self, first: int, goal: int) -> Iterator[Edge]:
         for listed in self.store.list(DELTAS, f"{DELTAS}{first:012d}~"):
@@ -236,8 +223,8 @@ class ChainReader:
         with about(file=f"{self.store.url}/{key}"):
             if manifest is not None and manifest.object.key == key and summary(data)[0] != manifest.object.sha256:
                 raise FormatError("this is not the record that was committed")
-            anchor = anchor_from_json(data)
-            if anchor.channel != self.channel.id or not all(ref.key.startswith(_parent(key)) for ref in anchor.files):
+            anchor = load_record(Anchor, data)
+            if anchor.channel != self.channel.id or not all(ref.key.startswith(parent(key)) for ref in anchor.files):
                 raise FormatError("this anchor belongs to another channel or folder")
             return anchor
 
@@ -245,8 +232,7 @@ class ChainReader:
         """The newest version with this digest, as far as keys show it; None if there is none."""
         if digest == head.position.digest:
             return head.position.version
-        anchors, references = self._anchors()
-        edges = [*anchors, *references, *self.delta_edges(0, head.position.version), *self.squash_edges(0)]
+        edges = [*self._finished_anchors(), *self.delta_edges(0, head.position.version), *self.squash_edges(0)]
         for version in sorted({edge.result for edge in edges if edge.digest == digest[:16]}, reverse=True):
             # Writers that lost a race leave objects: only committed ones count.
             with suppress(MissingError):
@@ -261,6 +247,14 @@ def read_record(store: Store, key: str, most: int = MAX_JSON) -> bytes:
     if len(data) > most:
         raise FormatError(f"the object is larger than {most:,} bytes", file=f"{store.url}/{key}")
     return data
+
+
+def read_hint(store: Store, key: str, parse: Callable[[bytes], T]) -> T | None:
+    """A hint, parsed; None if it is missing or invalid, since hints are never needed."""
+    try:
+        return parse(read_record(store, key))
+    except (MissingError, FormatError):
+        return None
 
 
 def _channel_record(store: Store) -> bytes:
@@ -283,7 +277,3 @@ def _has_versions(store: Store) -> bool:
     with suppress(MissingError, UnsupportedError):
         return any(read_manifest_key(listed.key) for listed in store.list(MANIFESTS))
     return False
-
-
-def _parent(key: str) -> str:
-    return key[: key.rindex("/") + 1]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.chain_reader import read_record
+from weightcast.channel.chain_reader import read_hint
 from weightcast.channel.keys import REPLICAS, replica_key
-from weightcast.channel.records import Heartbeat, heartbeat_from_json, heartbeat_to_json, readable
-from weightcast.errors import FormatError, MissingError
+from weightcast.channel.records import Heartbeat, dump_record, load_record
+
+_parse = partial(load_record, Heartbeat)
 
 
 def put_heartbeat(chain: Chain, heartbeat: Heartbeat) -> None:
-    chain.store.put(replica_key(heartbeat.replica), heartbeat_to_json(heartbeat))
+    chain.store.put(replica_key(heartbeat.replica), dump_record(heartbeat))
 
 
 def delete_heartbeat(chain: Chain, replica: str) -> None:
@@ -22,17 +23,10 @@ def delete_heartbeat(chain: Chain, replica: str) -> None:
 
 def heartbeat_of(chain: Chain, replica: str) -> Heartbeat | None:
     """The last heartbeat of a replica; None if there is none that can be read."""
-    with suppress(MissingError, FormatError):
-        return readable(read_record(chain.store, replica_key(replica)), heartbeat_from_json)
-    return None
+    return read_hint(chain.store, replica_key(replica), _parse)
 
 
 def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:
     """The last heartbeat of each replica, and when the store received it."""
-    found = []
-    for listed in chain.store.list(REPLICAS):
-        with suppress(MissingError, FormatError):
-            heartbeat = readable(read_record(chain.store, listed.key), heartbeat_from_json)
-            if heartbeat is not None:
-                found.append((heartbeat, listed.modified))
-    return found
+    found = ((read_hint(chain.store, listed.key, _parse), listed.modified) for listed in chain.store.list(REPLICAS))
+    return [(heartbeat, when) for heartbeat, when in found if heartbeat is not None]

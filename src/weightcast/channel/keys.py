@@ -47,6 +47,11 @@ def anchor_folder(position: Position, mark: str) -> str:
     return f"{ANCHORS}{position.version:012d}-{position.digest[:16]}-{mark[:16]}/"
 
 
+def parent(key: str) -> str:
+    """The folder that an object is in, with `/` at its end."""
+    return key[: key.rindex("/") + 1]
+
+
 def pin_key(version: int) -> str:
     return f"{PINS}{version:012d}.json"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.doomed import refuse_doomed
 from weightcast.channel.keys import PINS, pin_key, read_pin_key
-from weightcast.errors import MissingError
+from weightcast.errors import ConflictError, MissingError
 
 
 def pins(chain: Chain) -> dict[int, float]:
@@ -14,12 +15,13 @@ def pins(chain: Chain) -> dict[int, float]:
 
 
 def pin(chain: Chain, version: int) -> None:
-    """Keep a version for good; `MissingError` if there is none."""
+    """Keep a version for good; `MissingError` if there is none, `ConflictError` if a collector is deleting it."""
     chain.manifest(version)
     chain.store.put(pin_key(version), b"{}")
     try:
+        refuse_doomed(chain, version)
         chain.manifest(version)
-    except MissingError:  # collected meanwhile
+    except (ConflictError, MissingError):
         unpin(chain, version)
         raise
 

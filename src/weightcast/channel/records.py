@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from weightcast.channel.keys import (
     read_delta_key,
 )
 from weightcast.disk.companions import is_wanted
-from weightcast.errors import FormatError, UsageError, VersionError, WeightcastError
+from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.format.json import parse_json
 from weightcast.format.spec import MAX_ELEMENTS, MAX_RANK, TensorSpec, TensorTable
 
@@ -137,14 +138,13 @@ class Lease:
 
 
 def to_json(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """Canonical: sorted keys, no white space, so that equal records are equal bytes."""
-    return json.dumps(
-        {"format": FORMAT, "kind": kind, **fields}, separators=(",", ":"), sort_keys=True, ensure_ascii=True
-    ).encode()
+    """Canonical: sorted keys, no white space, so that equal records are equal bytes. Dataclasses become lists."""
+    record = {"format": FORMAT, "kind": kind, **fields}
+    return json.dumps(record, separators=(",", ":"), sort_keys=True, ensure_ascii=True, default=astuple).encode()
 
 
 def from_json(
-    data: bytes, kind: str, keys: set[str], build: Callable[[dict[str, Any]], T], optional: set[str] | None = None
+    data: bytes, kind: str, keys: Set[str], build: Callable[[dict[str, Any]], T], optional: Set[str] = frozenset()
 ) -> T:
     """Parse what a bucket holds; `FormatError` for anything the format does not say, `VersionError` if it is newer."""
     fields = parse_json(data, kind)
@@ -155,9 +155,49 @@ def from_json(
             f"the {kind} is of format version {fields['format']}",
             hint=f"This release reads {FORMAT}; install a newer one.",
         )
-    if fields.keys() - (optional or set()) != keys | {"format", "kind"}:
+    if fields.keys() - optional != keys | {"format", "kind"}:
         raise FormatError(f"the {kind} does not have the fields of the format")
     return build(fields)
+
+
+Record = Manifest | Tag | Anchor | Heartbeat | Lease
+"""Records whose JSON has the fields of the class."""
+
+R = TypeVar("R", Manifest, Tag, Anchor, Heartbeat, Lease)
+
+_DECIMALS = {"pause": 6, "time": 3}
+
+
+def dump_record(record: Record) -> bytes:
+    fields = {name: value for name, value in vars(record).items() if name != "label" or value is not None}
+    for name, decimals in _DECIMALS.items():
+        if fields.get(name) is not None:
+            fields[name] = round(fields[name], decimals)
+    return to_json(type(record).__name__.lower(), fields)
+
+
+def load_record(kind: type[R], data: bytes) -> R:
+    """The record; `FormatError` if a field of it is impossible, or two do not belong together."""
+    readers = _FIELDS[kind]
+
+    def build(fields: dict[str, Any]) -> R:
+        return kind(**{name: read(fields[name]) for name, read in readers.items() if name in fields})
+
+    optional = readers.keys() & {"label"}
+    record = from_json(data, kind.__name__.lower(), readers.keys() - optional, build, optional)
+    if isinstance(record, Manifest):
+        _check_manifest(record)
+    elif isinstance(record, Anchor):
+        _check_anchor(record)
+    return record
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+_END_OF_TIME = 253_402_300_800
+"""The year 10000: calendars end there."""
+
+Read = Callable[[Any], Any]
 
 
 def _expect(good: bool, what: str) -> None:
@@ -165,28 +205,44 @@ def _expect(good: bool, what: str) -> None:
         raise FormatError(f"{what} is impossible")
 
 
-def _text(value: Any, what: str, limit: int = 1000) -> str:
-    _expect(isinstance(value, str) and 0 < len(value) <= limit and value.isprintable(), what)
-    return str(value)
+def _value(what: str, is_good: Callable[[Any], bool]) -> Read:
+    """Reads a value that must be good."""
+
+    def read(value: Any) -> Any:
+        _expect(is_good(value), what)
+        return value
+
+    return read
 
 
-def _natural(value: Any, what: str, limit: int = 1 << 63) -> int:
-    _expect(type(value) is int and 0 <= value < limit, what)
-    return int(value)
+def _optional(read: Read) -> Read:
+    return lambda value: None if value is None else read(value)
 
 
-def _hex(value: Any, what: str) -> str:
-    _expect(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None, what)
-    return str(value)
+def _text(what: str, limit: int = 1000) -> Read:
+    return _value(what, lambda value: isinstance(value, str) and 0 < len(value) <= limit and value.isprintable())
 
 
-def _id(value: Any, what: str) -> str:
-    _expect(isinstance(value, str) and is_channel_id(value), what)
-    return str(value)
+def _natural(what: str, limit: int = 1 << 63) -> Read:
+    return _value(what, lambda value: type(value) is int and 0 <= value < limit)
 
 
-_END_OF_TIME = 253_402_300_800
-"""The year 10000: calendars end there."""
+def _hex(what: str) -> Read:
+    return _value(what, lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None)
+
+
+def _id(what: str) -> Read:
+    return _value(what, lambda value: isinstance(value, str) and is_channel_id(value))
+
+
+def _list(what: str, *reads: Read) -> Callable[[Any], list[Any]]:
+    """Reads a list of this many values."""
+
+    def read(value: Any) -> list[Any]:
+        _expect(isinstance(value, list) and len(value) == len(reads), what)
+        return [read(one) for read, one in zip(reads, value, strict=True)]
+
+    return read
 
 
 def _time(value: Any) -> float:
@@ -194,94 +250,104 @@ def _time(value: Any) -> float:
     return float(value)
 
 
+_version = _natural("a version", MAX_VERSION + 1)
+_position = _list("a position", _version, _hex("a digest"))
+_object = _list("an object", _text("an object's name"), _natural("a size"), _hex("a SHA-256"))
+_reference = _list("a reference", _text("a reference"), _text("a reference"))
+
+
 def position_json(position: Position | None) -> list[Any] | None:
     return [position.version, position.digest] if position else None
 
 
 def position_from_json(value: Any) -> Position:
-    _expect(isinstance(value, list) and len(value) == 2, "a position")
-    return Position(_natural(value[0], "a version", MAX_VERSION + 1), _hex(value[1], "a digest"))
+    return Position(*_position(value))
 
 
-def _object(value: Any) -> ObjectRef:
-    _expect(isinstance(value, list) and len(value) == 3, "an object")
-    return ObjectRef(_text(value[0], "an object's name"), _natural(value[1], "a size"), _hex(value[2], "a SHA-256"))
+def _files(value: Any) -> tuple[ObjectRef, ...]:
+    _expect(isinstance(value, list) and len(value) <= 1 << 16, "a list of files")
+    return tuple(ObjectRef(*_object(file)) for file in value)
 
 
-def _object_json(ref: ObjectRef) -> list[Any]:
-    return [ref.key, ref.size, ref.sha256]
+_FIELDS: dict[type[Record], dict[str, Read]] = {
+    Manifest: {
+        "channel": _id("a channel's id"),
+        "position": position_from_json,
+        "base": _optional(position_from_json),
+        "object": lambda value: ObjectRef(*_object(value)),
+        "codec": _optional(_text("a codec", 20)),
+        "changed": _natural("a count"),
+        "step": _optional(_natural("a step")),
+        "time": _time,
+        "writer": _text("a writer's name", 100),
+        "label": _value("a label", lambda value: isinstance(value, str) and is_label(value)),
+    },
+    Tag: {
+        "channel": _id("a channel's id"),
+        "name": _text("a tag's name", 100),
+        "position": position_from_json,
+        "time": _time,
+    },
+    Anchor: {
+        "channel": _id("a channel's id"),
+        "position": position_from_json,
+        "files": _files,
+        "reference": _optional(lambda value: Reference(*_reference(value))),
+    },
+    Heartbeat: {
+        "replica": _text("a replica's name", 100),
+        "position": position_from_json,
+        "time": _time,
+        "error": _optional(_text("an error", 2000)),
+        "pause": _optional(_time),
+        "instance": _id("an instance"),
+        "ran": _optional(_version),
+    },
+    Lease: {
+        "writer": _text("a writer's name", 100),
+        "host": _text("a host's name"),
+        "pid": _natural("a process id"),
+        "time": _time,
+    },
+}
 
 
-def manifest_to_json(manifest: Manifest) -> bytes:
-    fields = {
-        "base": position_json(manifest.base),
-        "changed": manifest.changed,
-        "channel": manifest.channel,
-        "codec": manifest.codec,
-        "object": _object_json(manifest.object),
-        "position": position_json(manifest.position),
-        "step": manifest.step,
-        "time": round(manifest.time, 3),
-        "writer": manifest.writer,
-    }
-    return to_json("manifest", fields if manifest.label is None else fields | {"label": manifest.label})
-
-
-def manifest_from_json(data: bytes) -> Manifest:
-    keys = {"base", "changed", "channel", "codec", "object", "position", "step", "time", "writer"}
-    return from_json(data, "manifest", keys, _manifest, optional={"label"})
-
-
-def _manifest(fields: dict[str, Any]) -> Manifest:
-    position, base, ref = position_from_json(fields["position"]), fields["base"], _object(fields["object"])
+def _check_manifest(manifest: Manifest) -> None:
+    position, base, key = manifest.position, manifest.base, manifest.object.key
+    _expect((manifest.codec is None) == (base is None), "a codec")
     if base is not None:
-        base = position_from_json(base)
         _expect(base.version == position.version - 1, "the base of a version")
-        _expect(read_delta_key(ref.key) == (position.version, position.digest[:16]), "the name of a delta")
-        _text(fields["codec"], "a codec", 20)
+        _expect(read_delta_key(key) == (position.version, position.digest[:16]), "the name of a delta")
     else:
-        place = read_anchor_key(ref.key)
+        place = read_anchor_key(key)
         _expect(place is not None and place.name == RECORD and _is_at(place, position), "the name of an anchor")
-        _expect(fields["codec"] is None, "a codec")
-    return Manifest(
-        channel=_id(fields["channel"], "a channel's id"),
-        position=position,
-        base=base,
-        object=ref,
-        codec=fields["codec"],
-        changed=_natural(fields["changed"], "a count"),
-        step=None if fields["step"] is None else _natural(fields["step"], "a step"),
-        time=_time(fields["time"]),
-        writer=_text(fields["writer"], "a writer's name", 100),
-        label=_label(fields["label"]) if "label" in fields else None,
-    )
 
 
-def _label(value: Any) -> str:
-    _expect(isinstance(value, str) and is_label(value), "a label")
-    return str(value)
-
-
-def tag_to_json(tag: Tag) -> bytes:
-    fields = {"channel": tag.channel, "name": tag.name, "position": position_json(tag.position)}
-    return to_json("tag", fields | {"time": round(tag.time, 3)})
-
-
-def tag_from_json(data: bytes) -> Tag:
-    return from_json(data, "tag", {"channel", "name", "position", "time"}, _tag)
-
-
-def _tag(fields: dict[str, Any]) -> Tag:
-    return Tag(
-        _id(fields["channel"], "a channel's id"),
-        _text(fields["name"], "a tag's name", 100),
-        position_from_json(fields["position"]),
-        _time(fields["time"]),
-    )
+def _check_anchor(anchor: Anchor) -> None:
+    for ref in anchor.files:
+        place = read_anchor_key(ref.key)
+        if place is None or not is_plain_file(place.name) or not _is_at(place, anchor.position):
+            raise FormatError("a file of an anchor is impossible")
+        if not is_wanted(place.name) or place.name in (RECORD, CHANNEL_COPY):
+            hint = "Code and pickled files never travel with weights. Do not use this anchor."
+            raise FormatError(f"a checkpoint folder may not hold a file called {place.name}", hint=hint)
+    _expect(len({ref.key for ref in anchor.files}) == len(anchor.files), "a list of files")
+    _expect((anchor.reference is None) == bool(anchor.files), "an anchor of neither files nor a reference")
 
 
 def _is_at(place: AnchorFile, position: Position) -> bool:
     return (place.version, place.digest) == (position.version, position.digest[:16])
+
+
+# -- the head and the channel ------------------------------------------------------------------------------------------
+
+
+def head_to_json(position: Position) -> bytes:
+    return to_json("head", {"position": position})
+
+
+def head_from_json(data: bytes) -> Position:
+    return from_json(data, "head", {"position"}, lambda fields: position_from_json(fields["position"]))
 
 
 def _channel_fields(channel: Channel) -> dict[str, Any]:
@@ -311,8 +377,8 @@ def _channel(fields: dict[str, Any]) -> Channel:
         table = TensorTable.of((_tensor(tensor) for tensor in tensors), aliases)
     except UsageError as error:
         raise FormatError(f"the table is impossible: {error}") from None
-    channel = Channel(_id(fields["nonce"], "a nonce"), table, fields["fence"])
-    if channel.id != _id(fields["id"], "a channel's id"):
+    channel = Channel(_id("a nonce")(fields["nonce"]), table, fields["fence"])
+    if channel.id != fields["id"]:
         raise FormatError("the channel's record is damaged: its id is not the digest of its content")
     return channel
 
@@ -321,109 +387,8 @@ def _tensor(value: Any) -> TensorSpec:
     _expect(isinstance(value, list) and len(value) == 3 and isinstance(value[2], list), "a tensor")
     name, dtype, shape = value
     _expect(isinstance(name, str) and len(name.encode()) <= 4096 and len(shape) <= MAX_RANK, "a tensor")
-    elements = 1
-    for size in shape:
-        elements *= _natural(size, "a shape", MAX_ELEMENTS + 1)
-    _expect(elements <= MAX_ELEMENTS, "a shape")
+    sizes = map(_natural("a shape", MAX_ELEMENTS + 1), shape)
+    _expect(math.prod(sizes) <= MAX_ELEMENTS, "a shape")
     spec = TensorSpec(name, dtype if isinstance(dtype, str) else "", tuple(shape))
     _ = spec.nbytes
     return spec
-
-
-def anchor_to_json(anchor: Anchor) -> bytes:
-    reference = [anchor.reference.repository, anchor.reference.revision] if anchor.reference else None
-    fields = {
-        "channel": anchor.channel,
-        "files": [_object_json(file) for file in anchor.files],
-        "position": position_json(anchor.position),
-        "reference": reference,
-    }
-    return to_json("anchor", fields)
-
-
-def anchor_from_json(data: bytes) -> Anchor:
-    return from_json(data, "anchor", {"channel", "files", "position", "reference"}, _anchor)
-
-
-def _anchor(fields: dict[str, Any]) -> Anchor:
-    position, files, reference = position_from_json(fields["position"]), fields["files"], fields["reference"]
-    _expect(isinstance(files, list) and len(files) <= 1 << 16, "a list of files")
-    refs = tuple(_object(file) for file in files)
-    for ref in refs:
-        place = read_anchor_key(ref.key)
-        _expect(place is not None and is_plain_file(place.name) and _is_at(place, position), "a file of an anchor")
-        if place is not None and (not is_wanted(place.name) or place.name in (RECORD, CHANNEL_COPY)):
-            hint = "Code and pickled files never travel with weights. Do not use this anchor."
-            raise FormatError(f"a checkpoint folder may not hold a file called {place.name}", hint=hint)
-    _expect(len({ref.key for ref in refs}) == len(refs), "a list of files")
-    if reference is not None:
-        _expect(isinstance(reference, list) and len(reference) == 2, "a reference")
-        reference = Reference(*(_text(part, "a reference") for part in reference))
-    _expect((reference is None) == bool(files), "an anchor of neither files nor a reference")
-    return Anchor(_id(fields["channel"], "a channel's id"), position, refs, reference)
-
-
-def head_to_json(position: Position) -> bytes:
-    return to_json("head", {"position": position_json(position)})
-
-
-def head_from_json(data: bytes) -> Position:
-    return from_json(data, "head", {"position"}, lambda fields: position_from_json(fields["position"]))
-
-
-def heartbeat_to_json(beat: Heartbeat) -> bytes:
-    fields = {
-        "error": beat.error,
-        "instance": beat.instance,
-        "pause": None if beat.pause is None else round(beat.pause, 6),
-        "position": position_json(beat.position),
-        "ran": beat.ran,
-        "replica": beat.replica,
-        "time": round(beat.time, 3),
-    }
-    return to_json("heartbeat", fields)
-
-
-def heartbeat_from_json(data: bytes) -> Heartbeat:
-    keys = {"error", "instance", "pause", "position", "ran", "replica", "time"}
-    return from_json(data, "heartbeat", keys, _heartbeat)
-
-
-def _heartbeat(fields: dict[str, Any]) -> Heartbeat:
-    error, pause, ran = fields["error"], fields["pause"], fields["ran"]
-    return Heartbeat(
-        _text(fields["replica"], "a replica's name", 100),
-        position_from_json(fields["position"]),
-        _time(fields["time"]),
-        None if error is None else _text(error, "an error", 2000),
-        None if pause is None else _time(pause),
-        _id(fields["instance"], "an instance"),
-        None if ran is None else _natural(ran, "a version", MAX_VERSION + 1),
-    )
-
-
-def lease_to_json(lease: Lease) -> bytes:
-    return to_json(
-        "lease", {"host": lease.host, "pid": lease.pid, "time": round(lease.time, 3), "writer": lease.writer}
-    )
-
-
-def lease_from_json(data: bytes) -> Lease:
-    return from_json(data, "lease", {"host", "pid", "time", "writer"}, _lease)
-
-
-def _lease(fields: dict[str, Any]) -> Lease:
-    return Lease(
-        _text(fields["writer"], "a writer's name", 100),
-        _text(fields["host"], "a host's name"),
-        _natural(fields["pid"], "a process id"),
-        _time(fields["time"]),
-    )
-
-
-def readable(data: bytes, parse: Callable[[bytes], T]) -> T | None:
-    """A hint, parsed; None if it is invalid, since hints are never needed."""
-    try:
-        return parse(data)
-    except WeightcastError:
-        return None

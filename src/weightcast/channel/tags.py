@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.chain_reader import read_record
+from weightcast.channel.doomed import refuse_doomed
 from weightcast.channel.keys import TAGS, Position, check_tag, is_tag, read_tag_key, tag_key
-from weightcast.channel.records import Tag, tag_from_json, tag_to_json
+from weightcast.channel.records import Tag, dump_record, load_record
 from weightcast.errors import ConflictError, FormatError, MissingError, UsageError, about
 
 _MAX_BYTES = 1 << 12
@@ -27,7 +28,7 @@ def read_tag(chain: Chain, name: str) -> Tag:
             raise  # not the tag is missing but the bucket
         raise UsageError(f"there is no tag {name!r}", file=chain.store.url, hint=_list_them(chain)) from None
     with about(file=f"{chain.store.url}/{key}", hint=f"Set it again: `weightcast tag URL VERSION {name} --force`."):
-        tag = tag_from_json(data)
+        tag = load_record(Tag, data)
         if tag.channel != chain.channel.id:
             raise FormatError("this tag belongs to another channel")
         if tag.name != name:
@@ -92,47 +93,53 @@ def tags_by_position(chain: Chain) -> dict[Position, tuple[str, ...]]:
 def set_tag(chain: Chain, name: str, position: Position, *, force: bool = False) -> Position | None:
     """Name a version; returns what the tag named before, None if it is new.
 
-    `ConflictError` if the tag names another version, unless ``force`` moves it; `UsageError`, and the tag stays as it
-    was, if the version is gone.
+    `ConflictError` if the tag names another version, unless ``force`` moves it, or if a collector is deleting the
+    version; `UsageError` if the version is gone. The tag stays as it was then.
     """
-    data = tag_to_json(Tag(chain.channel.id, check_tag(name), position, time.time()))
-    before = _write_tag(chain, name, position, data, force)
-    if before != position and not _is_committed(chain, position):  # collected meanwhile
+    before = _write_tag(chain, check_tag(name), position, force)
+    if before == position:
+        return before
+    try:
+        refuse_doomed(chain, position.version)
+        if not _is_committed(chain, position):
+            raise UsageError(f"version {position.version} is gone", file=chain.store.url, hint=_list_them(chain))
+    except (ConflictError, UsageError):
         if before is None:
             chain.store.delete(tag_key(name))
         else:
-            chain.store.put(tag_key(name), tag_to_json(Tag(chain.channel.id, name, before, time.time())))
-        raise UsageError(f"version {position.version} is gone", file=chain.store.url, hint=_list_them(chain))
+            _put_tag(chain, name, before)
+        raise
     return before
 
 
-def _write_tag(chain: Chain, name: str, position: Position, data: bytes, force: bool) -> Position | None:
-    key = tag_key(name)
+def _write_tag(chain: Chain, name: str, position: Position, force: bool) -> Position | None:
+    """Write the tag unless it names ``position`` already; returns what it named before."""
+    before: Position | None = None
     try:
-        before: Position | None = read_tag(chain, name).position
+        before = read_tag(chain, name).position
     except UsageError:
-        before = None
+        if _put_tag(chain, name, position, new=True):
+            return None
+        before = read_tag(chain, name).position  # another process created it just now
     except FormatError:
         if not force:
             raise
-        chain.store.put(key, data)
-        return None
     if before == position:
         return before
-    if before is None:
-        if chain.channel.fence == "list":
-            chain.store.put(key, data)  # this store cannot create if absent
-            return None
-        if chain.store.create(key, data):
-            return None
-        before = read_tag(chain, name).position  # another process created it just now
-        if before == position:
-            return before
-    if not force:
+    if before is not None and not force:
         hint = "--force moves it."
         raise ConflictError(f"the tag {name!r} names version {before.version}", file=chain.store.url, hint=hint)
-    chain.store.put(key, data)
+    _put_tag(chain, name, position)
     return before
+
+
+def _put_tag(chain: Chain, name: str, position: Position, *, new: bool = False) -> bool:
+    """Write a tag; with ``new`` only if there is none, where the store can tell: False if there is."""
+    data = dump_record(Tag(chain.channel.id, name, position, time.time()))
+    if new and chain.channel.fence == "create":
+        return chain.store.create(tag_key(name), data)
+    chain.store.put(tag_key(name), data)
+    return True
 
 
 def delete_tag(chain: Chain, name: str) -> None:

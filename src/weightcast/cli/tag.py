@@ -36,7 +36,11 @@ def tag(
         raise UsageError("tag needs both a version and a name", hint=hint)
     chain = open_chain(url)
     if delete is not None:
-        delete_tag(chain, delete)
+        try:
+            delete_tag(chain, delete)
+        except UsageError:
+            write_index(chain)  # an earlier run may have deleted it and failed to write the index
+            raise
         write_index(chain)
         tell({"tag": delete, "deleted": True})
         say(f"tag {delete} deleted")

@@ -27,6 +27,7 @@ from weightcast.follow.mirror_reader import reading_held
 from weightcast.format.digest import Fingerprint
 from weightcast.format.workers import Workers
 from weightcast.upkeep import verify as whole
+from weightcast.upkeep.findings import Finding
 
 _MOST_NAMES = 20
 
@@ -71,14 +72,14 @@ def verify(
 class _Result:
     """What was found, up to an error that ended the search."""
 
-    findings: list[whole.Finding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     head: int | None = None
     proven: int | None = None
     """Objects that were fetched and decoded, and are what their digests say; None if that was not asked for."""
     stopped: WeightcastError | None = None
 
-    def add(self, finding: whole.Finding) -> None:
+    def add(self, finding: Finding) -> None:
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -91,7 +92,7 @@ def _verify_channel(url: str, deep: bool, scratch: Path | None, workers: Workers
         except VersionError:
             raise  # of a newer release: not damaged
         except FormatError as error:
-            result.add(whole.Finding.of(CHANNEL, error))
+            result.add(Finding.of(CHANNEL, error))
         else:
             _check(chain, folder, workers, progress, result)
     stopped = result.stopped

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from weightcast.channel.chain_reader import read_record
 from weightcast.channel.keys import ANCHORS, CHANNEL, CHANNEL_COPY, MANIFESTS, read_anchor_key, read_manifest_key
-from weightcast.channel.records import channel_from_json, manifest_from_json
+from weightcast.channel.records import Manifest, channel_from_json, load_record
 from weightcast.errors import ChannelError, FormatError, MissingError
 from weightcast.store.base import Store
 
@@ -33,7 +33,7 @@ def _ids_of_manifests(store: Store) -> set[str]:
     found = set()
     for key in [listed.key for listed in store.list(MANIFESTS) if read_manifest_key(listed.key)]:
         with suppress(MissingError, FormatError):
-            found.add(manifest_from_json(read_record(store, key)).channel)
+            found.add(load_record(Manifest, read_record(store, key)).channel)
     if found:
         return found
     hint = "Check the address, or create a channel with `weightcast init URL CHECKPOINT`."

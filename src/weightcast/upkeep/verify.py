@@ -7,7 +7,6 @@ against an attacker who may write to the bucket.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from weightcast.channel.chain import Chain
@@ -46,22 +45,10 @@ from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 from weightcast.format.workers import ONE, Workers
 from weightcast.store.download import fetch
+from weightcast.upkeep.findings import Finding, check_anchor, check_manifest
 
 _PATIENCE = 3
 """Requests in a row that a store does not answer, until verification gives up."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong."""
-
-    key: str
-    problem: str
-
-    @classmethod
-    def of(cls, key: str, error: Exception) -> Finding:
-        """The error of reading an object."""
-        return cls(key, str(error) or type(error).__name__)
 
 
 def verify(chain: Chain) -> Iterator[Finding]:
@@ -69,13 +56,14 @@ def verify(chain: Chain) -> Iterator[Finding]:
     manifests, findings = _manifests(chain)
     yield from findings
     for listed in chain.store.list(MANIFESTS):
-        if read_manifest_key(listed.key) and not chain.is_commit(listed.key):
+        if read_manifest_key(listed.key) and chain.version_of(listed.key) is None:
             yield Finding(listed.key, "readers ignore this object: its name is not that of a commit of this channel")
     sizes = {o.key: o.size for kind in (DELTAS, SQUASHES, ANCHORS) for o in chain.store.list(kind)}
     for version, manifest in manifests.items():
-        yield from _check_manifest(manifest, manifests.get(version - 1), sizes)
+        yield from check_manifest(manifest, sizes)
+        yield from _check_base(manifest, manifests.get(version - 1))
     for edge in chain.anchor_edges():
-        yield from _check_anchor(chain, edge, manifests.get(edge.result), sizes)
+        yield from check_anchor(chain, edge, sizes, manifests.get(edge.result))
     yield from _check_copies(chain, sizes)
     for edge in chain.squash_edges(0):
         if not leads_to_commit(edge, manifests.get(edge.result)):
@@ -114,29 +102,10 @@ def _manifests(chain: Chain) -> tuple[dict[int, Manifest], list[Finding]]:
     return found, findings
 
 
-def _check_manifest(manifest: Manifest, before: Manifest | None, sizes: dict[str, int]) -> Iterator[Finding]:
-    ref, version = manifest.object, manifest.position.version
-    if ref.key not in sizes:
-        yield Finding(manifest_key(version), f"its object {ref.key} is missing")
-    elif sizes[ref.key] != ref.size:
-        yield Finding(ref.key, f"it has {sizes[ref.key]} bytes, the manifest says {ref.size}")
+def _check_base(manifest: Manifest, before: Manifest | None) -> Iterator[Finding]:
     if manifest.base is not None and before is not None and manifest.base != before.position:
-        yield Finding(
-            manifest_key(version), f"it begins at {manifest.base}, version {version - 1} is {before.position}"
-        )
-
-
-def _check_anchor(chain: Chain, edge: Edge, manifest: Manifest | None, sizes: dict[str, int]) -> Iterator[Finding]:
-    try:
-        anchor = chain.anchor(edge.record, manifest)
-    except UnreachableError:
-        raise
-    except (FormatError, StoreError) as error:
-        yield Finding(edge.record, error.problem)
-        return
-    for ref in anchor.files:
-        if sizes.get(ref.key) != ref.size:
-            yield Finding(ref.key, f"it has {sizes.get(ref.key, 0)} bytes, the anchor says {ref.size}")
+        key = manifest_key(manifest.position.version)
+        yield Finding(key, f"it begins at {manifest.base}, version {manifest.base.version} is {before.position}")
 
 
 def _check_tags(chain: Chain, manifests: dict[int, Manifest]) -> Iterator[Finding]:
