@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cases import same_bits, write_file, write_folder
-from damages import _flipped, keys_of, mirrored
+from damages import flipped, keys_of, mirrored
 from faults import INJECTED, FaultyStore
 from liars import tree
 from scripted_store import Request, ScriptedStore
@@ -28,11 +28,6 @@ from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.from_checkpoint import cut_anchor
 from weightcast.publish.open import init
 from weightcast.upkeep.verify import verify_deep
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
 
 
 def holds_a_version_or_says_why(world: World, versions: list[int]) -> bool:
@@ -176,7 +171,7 @@ def test_damaged_anchor_is_repaired_by_uploading_it_again(world: World) -> None:
     with opened(world) as mirror:
         cut_anchor(world.chain, mirror)
     files = [key for key in keys_of(world, f"{ANCHORS}000000000004") if key.endswith(".safetensors")]
-    world.store.put(files[0], _flipped(world.store.get(files[0])))
+    world.store.put(files[0], flipped(world.store.get(files[0])))
     assert [finding for _, finding in verify_deep(world.chain, world.root / "deep") if finding]
     with opened(world) as mirror:
         cut_anchor(world.chain, mirror)
@@ -211,7 +206,7 @@ def test_checkpoint_that_changes_during_the_upload_does_not_become_an_anchor(wor
 
     def change_a_file(_: Request) -> None:
         path = world.mirror / "model-00001-of-00002.safetensors"
-        path.write_bytes(_flipped(path.read_bytes()))
+        path.write_bytes(flipped(path.read_bytes()))
 
     store = ScriptedStore(world.store)
     store.after("put", ANCHORS, change_a_file)

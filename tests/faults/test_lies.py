@@ -31,25 +31,7 @@ from weightcast.channel.keys import (
 from weightcast.channel.policy import Pinned
 from weightcast.channel.records import ObjectRef, dump_record
 from weightcast.errors import ChannelError, FormatError, SpaceError, WeightcastError
-from weightcast.publish.from_checkpoint import cut_anchor
-from weightcast.upkeep.squash import squash
 from weightcast.upkeep.verify import verify, verify_deep
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
-
-
-@pytest.fixture
-def rich(world: World) -> World:
-    """Every version can be reached in two ways: two anchors, a squash beside every pair of deltas."""
-    mirrored(world)
-    follow(world, folder=world.root / "other", policy=Pinned(2))
-    with opened(world, world.root / "other") as mirror:
-        cut_anchor(world.chain, mirror)
-    list(squash(world.chain, world.root / "scratch", levels=(2,)))
-    return world
 
 
 def holds_a_version_or_says_why(world: World, versions: list[int]) -> bool:

@@ -23,20 +23,6 @@ from weightcast.errors import (
 )
 from weightcast.follow.mirror_reader import reading
 from weightcast.follow.subscriber import Subscriber
-from weightcast.publish.publisher import Publisher
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
-
-
-def publish_next(world: World) -> int:
-    """Commit the next state; returns its version."""
-    head = world.head()
-    assert head is not None
-    with Publisher(world.store, wc.Arrays.copy_of(world.states[head]), threads=1) as publisher:
-        return publisher.publish(weights=world.states[head + 1]).result(30).position.version
 
 
 def test_follower_survives_a_day_without_the_bucket(world: World) -> None:
@@ -52,7 +38,7 @@ def test_follower_survives_a_day_without_the_bucket(world: World) -> None:
 
         rounds = subscriber.rounds(1.0, trouble)
         assert next(rounds) is None
-        publish_next(world)
+        world.publish_next()
         store.fail("get")
         reached = next(update for update in rounds if update is not None)
     assert reached.position.version == 5

@@ -20,11 +20,6 @@ from weightcast.follow.heartbeat_sender import default_replica
 from weightcast.follow.subscriber import Subscriber
 
 
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
-
-
 def test_refused_heartbeat_is_sent_again_later(world: World) -> None:
     clock, store = FakeClock(), ScriptedStore(world.store)
     refused = store.fail("put", "replicas/", AccessError)

@@ -27,11 +27,6 @@ from weightcast.publish.publisher import Publisher
 from weightcast.upkeep.squash import squash
 
 
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
-
-
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_edit_is_noticed_when_the_mirror_is_opened(world: World, name: str) -> None:
     follow(world)

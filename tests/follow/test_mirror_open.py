@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from cases import same_bits, write_folder
@@ -29,11 +27,6 @@ from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
 from weightcast.upkeep.collect import reset
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
 
 
 def test_mirror_is_created_in_an_empty_place(world: World) -> None:

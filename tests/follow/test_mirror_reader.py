@@ -16,11 +16,6 @@ from weightcast.errors import BusyError, CheckpointError, FormatError, UsageErro
 from weightcast.follow.mirror_reader import mirror_status, reading, reading_held
 
 
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
-
-
 def log_of(world: World) -> list[Path]:
     return sorted((world.mirror / MIRROR / "log").iterdir())
 

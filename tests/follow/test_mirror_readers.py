@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from cases import same_bits
@@ -17,11 +16,6 @@ from worlds import World, follow, opened
 import weightcast as wc
 from weightcast.channel.policy import Every, Pinned
 from weightcast.follow.mirror_reader import reading
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
 
 
 def test_reader_delays_a_fold_but_not_updates(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,11 +26,6 @@ from weightcast.errors import (
 )
 from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.publisher import Publisher
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
 
 
 def test_anchor_of_another_layout_replaces_all_files(world: World) -> None:

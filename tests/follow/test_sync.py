@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 from cases import same_bits
@@ -15,11 +14,6 @@ from weightcast.channel.policy import Pinned
 from weightcast.errors import BusyError, NoRouteError, UsageError
 from weightcast.follow.mirror_reader import reading
 from weightcast.follow.subscriber import Subscriber
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(4)
 
 
 def test_sync_applies_one_update_and_says_what_it_took(world: World) -> None:

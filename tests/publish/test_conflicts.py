@@ -41,12 +41,6 @@ from weightcast.upkeep.collect import collect, reset
 from weightcast.upkeep.squash import squash
 from weightcast.upkeep.verify import verify, verify_deep
 
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(2)
-
-
 # -- stores that fence -------------------------------------------------------------------------------------------------
 
 

@@ -25,11 +25,6 @@ from weightcast.store.hub import HubStore
 from weightcast.upkeep.collect import collect
 
 
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(2)
-
-
 @pytest.fixture(params=["memory", "hub"])
 def careless(ram: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     """On a store that says it creates and overwrites, and on one that never said so: the Hub's buckets."""

@@ -16,12 +16,6 @@ from weightcast.errors import (
 from weightcast.follow.mirror import Mirror
 from weightcast.publish.from_checkpoint import publish
 from weightcast.store.base import Store
-from weightcast.store.memory import MemoryStore
-
-
-@pytest.fixture
-def store() -> Store:
-    return MemoryStore()
 
 
 def test_folder_is_published_against_a_mirror_of_the_head(store: Store, tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from cases import same_bits
 from faults import FaultyStore
 from scripted_store import Request, ScriptedStore
@@ -19,11 +16,6 @@ from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.from_checkpoint import cut_anchor
 from weightcast.upkeep.collect import collect
 from weightcast.upkeep.verify import verify, verify_deep
-
-
-@pytest.fixture
-def world(ram: Path) -> World:
-    return World.make(ram / "world").begin(2)
 
 
 def orphan_anchor(world: World, version: int, state: int) -> str:

@@ -12,17 +12,12 @@ import pytest
 from cases import same_bits
 from channels import blank, pull, small_model, train
 from scripted_store import ScriptedStore
+from waiting import until
 
 import weightcast as wc
 from weightcast.errors import ConflictError, MissingError, StoreError, UnreachableError, UsageError
 from weightcast.store.base import Store
 from weightcast.store.file import FileStore
-from weightcast.store.memory import MemoryStore
-
-
-@pytest.fixture
-def store() -> Store:
-    return MemoryStore()
 
 
 def test_failed_upload_is_merged_into_the_next_one(store: Store) -> None:
@@ -100,8 +95,7 @@ def test_close_raises_what_ended_the_publisher_unless_it_was_raised_before(store
         train(model, 1)
         other.publish(weights=model)
     receipt = sleeper.publish()
-    while not receipt.done():  # `result` would tell us
-        time.sleep(0.01)
+    until(receipt.done)  # `result` would tell us
     with pytest.raises(ConflictError):
         sleeper.close()
 
@@ -178,11 +172,20 @@ class UnreadableModel:
 def test_failure_in_the_background_reaches_every_receipt(store: Store) -> None:
     model = small_model()
     wc.init(store, model)
-    publisher = wc.Publisher(store, UnreadableModel(model), threads=1)
+    failing = ScriptedStore(store)
+    publisher = wc.Publisher(failing, model, threads=1)
+    failing.fail("put")
     train(model, 1)
-    receipt = publisher.publish()
-    with pytest.raises(MemoryError):
-        receipt.result(30)
+    first = publisher.publish()
+    with pytest.raises(UnreachableError):
+        publisher.flush()
+    train(model, 2)
+    second = publisher.publish(weights=UnreadableModel(wc.Arrays.copy_of(model)))
+    train(model, 3)
+    third = publisher.publish()  # its old bits are those that cannot be read
+    for receipt in (first, second, third):
+        with pytest.raises(MemoryError):
+            receipt.result(30)
     with pytest.raises(MemoryError):
         publisher.publish()
     publisher.close()

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from weightcast.errors import MissingError, UnreachableError, UsageError
-from weightcast.store import file
 from weightcast.store.base import Store, debris, discard_debris
 from weightcast.store.file import FileStore
 from weightcast.store.memory import MemoryStore
@@ -176,8 +175,7 @@ def test_upload_of_days_is_not_swept(
 
     during_upload(age)
     monkeypatch.setattr(os, "fdatasync", sweep_then_sync)
-    monkeypatch.setattr(file, "_UNSYNCED", 1 << 20)
-    store = FileStore(tmp_path / "store")
+    store = FileStore(tmp_path / "store", sync_every=1 << 20)
     store.put("a", source)
     assert len(aged) == 2, "another store swept while the upload ran"
     assert store.get("a") == source.read_bytes()
@@ -189,15 +187,13 @@ def test_large_uploads_are_synced_as_they_are_written(
 ) -> None:
     """One sync of everything at the end could take longer than what is taken for abandoned."""
     synced: list[int] = []
-    monkeypatch.setattr(file, "_UNSYNCED", 100_000)
-    monkeypatch.setattr(file, "_CHUNK", 30_000)
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_size))
-    content = os.urandom(400_000)
+    content = os.urandom(350_000)
     (tmp_path / "source").write_bytes(content)
-    store = FileStore(tmp_path / "store")
+    store = FileStore(tmp_path / "store", sync_every=100_000)
     store.put("a", content if kind == "bytes" else tmp_path / "source")
     assert store.get("a") == content
-    assert synced == [120_000, 240_000, 360_000]
+    assert synced == [100_000, 200_000, 300_000]
 
 
 @pytest.mark.parametrize("write", ["put", "create"])

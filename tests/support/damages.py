@@ -25,7 +25,7 @@ def _swap(store: ScriptedStore, key: str, other: str) -> None:
     store.put(other, one)
 
 
-def _flipped(data: bytes) -> bytes:
+def flipped(data: bytes) -> bytes:
     middle = len(data) * 2 // 3
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
@@ -36,7 +36,7 @@ DAMAGES: dict[str, Damage] = {
     "cut": lambda store, key, other: store.put(key, store.get(key)[: len(store.get(key)) // 2]),
     "one byte short": lambda store, key, other: store.put(key, store.get(key)[:-1]),
     "one byte long": lambda store, key, other: store.put(key, store.get(key) + b"\0"),
-    "a bit flipped": lambda store, key, other: store.put(key, _flipped(store.get(key))),
+    "a bit flipped": lambda store, key, other: store.put(key, flipped(store.get(key))),
     "another's bytes": lambda store, key, other: store.put(key, store.get(other)),
     "swapped": _swap,
 }

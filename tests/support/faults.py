@@ -24,19 +24,21 @@ class Crash(BaseException):
     """The process ends here: nothing catches it, and nothing that still runs has an effect."""
 
 
-READ_FAULTS = ("refuse", "cut", "twice", "die")
+READ_FAULTS = ("refuse", "cut", "delay", "twice", "die")
 WRITE_FAULTS = ("refuse", "lose", "cut", "delay", "twice", "die", "die-after")
 READS = ("get", "list")
+HOUR = 3600.0
 
 
 class FaultyStore(ScriptedStore):
     """A store in which one request, the ``at``-th, meets a ``fault``.
 
     ``refuse``: it fails and had no effect. ``lose``: it took effect, the answer is lost. ``cut``: half of the bytes or
-    of the listing arrives; a write fails midway, so it has no effect. ``delay``: it is given up, and takes effect after
-    the requests that follow. ``twice``: it is made twice, the second answer counts. ``stale``: listings lack their last
-    keys, and the head hint is missing or an older one. ``die``, ``die-after``: the process ends before or after it, and
-    no later request gets through. ``part``, ``part-after``: likewise, but the process lives on.
+    of the listing arrives; a write fails midway, so it has no effect. ``delay``: a write is given up, and takes effect
+    after the requests that follow; the answer to a read arrives after an hour by the store's clock. ``twice``: it is
+    made twice, the second answer counts. ``stale``: listings lack their last keys, and the head hint is missing or an
+    older one. ``die``, ``die-after``: the process ends before or after it, and no later request gets through. ``part``,
+    ``part-after``: likewise, but the process lives on.
     """
 
     def __init__(self, store: Store, fault: str | None = None, at: int = 0, lacking: int = 2):
@@ -94,7 +96,11 @@ class FaultyStore(ScriptedStore):
                 answer = proceed()
                 half = answer[: len(answer) // 2]
                 return half if request.verb == "get" else self._broken_off(half, request)
-            case "delay" if not reads:
+            case "delay" if reads:
+                answer = proceed()
+                self._let_pass(HOUR)
+                return answer
+            case "delay":
                 self._late.append(proceed)
             case "die" | "die-after" | "part" | "part-after":
                 if self.fault.endswith("after"):
@@ -103,6 +109,11 @@ class FaultyStore(ScriptedStore):
                 if self.fault.startswith("die"):
                     raise Crash
         raise self._unreachable(request)
+
+    def _let_pass(self, seconds: float) -> None:
+        assert isinstance(self.store, ScriptedStore)
+        assert self.store.now is not None
+        self.store.now += seconds
 
     def _broken_off(self, listing: list[Listed], request: Request) -> Iterator[Listed]:
         yield from listing

@@ -165,6 +165,13 @@ class World:
             or key.startswith((PROBES, DOOMED))
         }
 
+    def publish_next(self) -> int:
+        """Commit the next state; returns its version."""
+        head = self.head()
+        assert head is not None
+        with Publisher(self.store, wc.Arrays.copy_of(self.states[head]), threads=1) as publisher:
+            return publisher.publish(weights=self.states[head + 1]).result(30).position.version
+
     # -- what must be true ---------------------------------------------------------------------------------------------
 
     def pull(self, version: int | None = None, store: Store | None = None) -> int:

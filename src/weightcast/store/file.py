@@ -41,7 +41,7 @@ _STALE = 24 * 3600.0
 
 _CHUNK = 64 << 20
 
-_UNSYNCED = 1 << 30
+SYNC_EVERY = 1 << 30
 """Bytes of an upload after which it is synced: a file gets no younger while it is, and this many take minutes."""
 
 _TRIES = 100
@@ -59,8 +59,9 @@ class FileStore:
     The first write makes the root, unless it has been there before: one that is gone was unmounted or moved.
     """
 
-    def __init__(self, root: Path | str):
+    def __init__(self, root: Path | str, *, sync_every: int = SYNC_EVERY):
         self._root = _checked_root(Path(root))
+        self._sync_every = sync_every
         self._swept = self._seen = False
 
     @property
@@ -193,7 +194,7 @@ class FileStore:
             upload = _Upload(name, folder, os.open(name, flags, 0o666, dir_fd=folder))
             try:
                 self._sweep(upload)
-                upload.write(data)
+                upload.write(data, self._sync_every)
                 os.fsync(upload.fd)
                 yield upload
             except OSError as error:
@@ -334,12 +335,12 @@ class _Upload:
             return True
         return False
 
-    def write(self, data: Data) -> None:
+    def write(self, data: Data, sync_every: int) -> None:
         """Write all of ``data``. Each write makes the file young, and no sync in between takes long."""
         unsynced = 0
-        for nbytes in _written_chunks(self.fd, data):
+        for nbytes in _written_chunks(self.fd, data, min(_CHUNK, sync_every)):
             unsynced += nbytes
-            if unsynced >= _UNSYNCED:
+            if unsynced >= sync_every:
                 os.fdatasync(self.fd)
                 unsynced = 0
 
@@ -398,28 +399,28 @@ def _read(fd: int, start: int, length: int) -> bytes:
     return b"".join(parts)
 
 
-def _written_chunks(fd: int, data: Data) -> Iterator[int]:
+def _written_chunks(fd: int, data: Data, size: int) -> Iterator[int]:
     """Write chunk by chunk; yields how many bytes each had."""
     if isinstance(data, Path):
         with open_data(data) as source:
-            yield from _copied_chunks(source.fileno(), fd)
+            yield from _copied_chunks(source.fileno(), fd, size)
         return
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):
-        nbytes = os.write(fd, view[done : done + _CHUNK])
+        nbytes = os.write(fd, view[done : done + size])
         done += nbytes
         yield nbytes
 
 
-def _copied_chunks(source: int, target: int) -> Iterator[int]:
+def _copied_chunks(source: int, target: int, size: int) -> Iterator[int]:
     """Copy within the kernel: sharing blocks where the file system can, through the page cache where it cannot."""
     try:
-        while nbytes := os.copy_file_range(source, target, _CHUNK):
+        while nbytes := os.copy_file_range(source, target, size):
             yield nbytes
     except OSError as error:
         if error.errno not in {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EPERM}:
             raise
     # Also what is left of a file that says it is empty, as in /proc.
-    while nbytes := os.sendfile(target, source, None, _CHUNK):
+    while nbytes := os.sendfile(target, source, None, size):
         yield nbytes

@@ -30,18 +30,19 @@ from weightcast.store.base import Data, Listed, check_key, check_prefix, check_r
 INDEX = "index.json"
 MAX_INDEX = 64 << 20
 
-_SECONDS = 30.0
-"""For one step on the socket, not for all of an answer."""
-
 _CHUNK = 1 << 20
 
 
 class HttpStore:
-    """Objects below an `http` or `https` address. Proxies and certificates are as Python's `urllib` finds them."""
+    """Objects below an `http` or `https` address. Proxies and certificates are as Python's `urllib` finds them.
 
-    def __init__(self, url: str):
+    ``timeout`` is for one step on the socket, not for all of an answer.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 30.0):
         self._base = _address_of(url)
         self._url = url.rstrip("/")
+        self._timeout = timeout
         self._opener = urllib.request.build_opener(_Redirects)
 
     @property
@@ -56,7 +57,7 @@ class HttpStore:
             request.add_header("Range", f"bytes={start}-{start + length - 1 if length else ''}")
         with self._translating(key):
             try:
-                with self._opener.open(request, timeout=_SECONDS) as answer:
+                with self._opener.open(request, timeout=self._timeout) as answer:
                     return self._body(answer, key, start, length)
             except urllib.error.HTTPError as error:
                 error.close()
@@ -127,7 +128,7 @@ class HttpStore:
         elif isinstance(reason, ConnectionRefusedError):
             problem, hint = "nothing answers at that address", "Check host and port, and whether the server runs."
         elif isinstance(reason, TimeoutError):
-            problem, hint = f"no answer within {_SECONDS:.0f} s", "Check the link and the proxy."
+            problem, hint = f"no answer within {self._timeout:g} s", "Check the link and the proxy."
         return UnreachableError(problem, url=self.url, key=key, hint=hint)
 
 

@@ -82,7 +82,7 @@ class HubStore:
         """A connection to the contents of this bucket, which renews its short-lived tokens by itself."""
         headers = self._hub.utils.build_hf_headers(library_name="weightcast")
         named = {name: value for name, value in headers.items() if name.lower() != "authorization"}
-        return _session(os.getpid()).new_download_stream_group(
+        return xet_session(os.getpid()).new_download_stream_group(
             token_refresh_url=refresh_route, token_refresh_headers=headers, custom_headers=named
         )
 
@@ -210,7 +210,7 @@ def asking(verb: str, url: str, key: str | None = None) -> Iterator[None]:
 
 
 @cache
-def _session(pid: int) -> Any:
+def xet_session(pid: int) -> Any:
     """Xet's runtime for downloads in this process: a fork does not inherit its threads."""
     from hf_xet import XetConfig, XetSession
 

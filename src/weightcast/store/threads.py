@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 R = TypeVar("R")
 
-_IDLE_SECONDS = 30.0
+IDLE_SECONDS = 30.0
+"""How long a thread waits for its next call before it ends."""
 
 
 class Outcome(Generic[R]):
@@ -60,14 +61,15 @@ class Outcome(Generic[R]):
 class _Caller(threading.Thread):
     """A thread for one call at a time, which waits a while for the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: float) -> None:
         super().__init__(name="weightcast-call", daemon=True)
+        self.idle = idle
         self.inbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
 
     def run(self) -> None:
         while True:
             try:
-                outcome = self.inbox.get(timeout=_IDLE_SECONDS)
+                outcome = self.inbox.get(timeout=self.idle)
             except queue.Empty:
                 if _leave(self):
                     return
@@ -83,13 +85,13 @@ _idle: list[_Caller] = []
 _guard = threading.Lock()
 
 
-def begin(call: Callable[[], R]) -> Outcome[R]:
-    """Start a call in a thread that is idle, or in a new one."""
+def begin(call: Callable[[], R], *, idle: float = IDLE_SECONDS) -> Outcome[R]:
+    """Start a call in a thread that is idle, or in a new one, which ends after ``idle`` seconds without a call."""
     outcome = Outcome(call)
     with _guard:
         caller = _idle.pop() if _idle else None
     if caller is None:
-        caller = _Caller()
+        caller = _Caller(idle)
         caller.start()
     outcome.thread = caller
     caller.inbox.put(outcome)
