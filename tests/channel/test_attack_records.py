@@ -98,9 +98,9 @@ def readers(store: MemoryStore, folder: Path, weights: wc.Arrays) -> list[Callab
 
 @pytest.mark.parametrize("kind", ["channel", "manifest", "anchored", "anchor", "head", "lease", "heartbeat"])
 def test_hostile_values_raise_our_errors_and_write_nothing_elsewhere(
-    kind: str, bucket: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, bucket: MemoryStore, ram: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache" / "inner"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(ram / "cache" / "inner"))
     anchor = next(listed.key for listed in bucket.list("anchors/") if listed.key.endswith(RECORD))
     keys = {
         "channel": CHANNEL, "manifest": manifest_key(2), "anchored": manifest_key(0), "anchor": anchor, "head": HEAD,
@@ -120,12 +120,12 @@ def test_hostile_values_raise_our_errors_and_write_nothing_elsewhere(
             if kind == "channel" and path != ("id",):
                 hostile["id"] = id_of(hostile)
             store.put(keys[kind], json.dumps(hostile).encode())
-            folder = tmp_path / f"{at}"
+            folder = ram / f"{at}"
             folder.mkdir()
             read_all(store, folder)
             shutil.rmtree(folder)
-    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
-    assert [path.name for path in tmp_path.glob("cache/*")] in ([], ["inner"])
+    assert {path.name for path in ram.iterdir()} <= {"cache"}
+    assert [path.name for path in ram.glob("cache/*")] in ([], ["inner"])
 
 
 def id_of(channel: dict[str, Any]) -> str:

@@ -75,11 +75,7 @@ def test_uploads_are_smaller_than_the_broadcast_of_trl(opened: Opened) -> None:
 
 
 def test_late_engine_of_two_is_waited_for(opened: Opened) -> None:
-    class Half(Bucket):
-        def committed(self, position: Position) -> None:
-            self.tell(position, "quick")
-
-    store, tensors = Half(), model()
+    store, tensors = Bucket(lambda position: store.tell(position, "quick")), model()
     transfer = begun(opened(store, patience=0.3), tensors)
     head = Chain.open(store).head()
     assert head is not None
@@ -92,13 +88,9 @@ def test_late_engine_of_two_is_waited_for(opened: Opened) -> None:
 
 def test_position_of_another_channel_does_not_count_as_live(opened: Opened) -> None:
     """A channel that was reset counts from 0 again: an engine that still holds what it had is not live."""
-
-    class Reset(Bucket):
-        def committed(self, position: Position) -> None:
-            self.tell(Position(position.version + 7, position.digest[::-1]))
-
+    store = Bucket(lambda position: store.tell(Position(position.version + 7, position.digest[::-1])))
     with pytest.raises(EngineError, match=r"engine is at 7.*patience"):
-        begun(opened(Reset(), patience=0.1), model())
+        begun(opened(store, patience=0.1), model())
 
 
 def test_first_sync_without_followers_raises_with_the_remedy(opened: Opened) -> None:

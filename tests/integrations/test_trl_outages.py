@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from changes import changed  # noqa: E402
 from local_engine import Local  # noqa: E402
+from scripted_store import Rule  # noqa: E402
 from sharded_engine import SHAPES, stream, weights_of  # noqa: E402
 from trl_transfer import (  # noqa: E402
     Attended,
@@ -32,25 +32,23 @@ from trl_transfer import (  # noqa: E402
 from weightcast.channel.keys import REPLICAS  # noqa: E402
 from weightcast.errors import (  # noqa: E402
     StoreError,
-    UnreachableError,
     UsageError,
 )
 from weightcast.integrations.trl import WeightcastTransfer  # noqa: E402
-from weightcast.store.base import Listed  # noqa: E402
 
 # -- a bucket that is away ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", ["away", "full"])
+@pytest.mark.parametrize("verbs", ["", "put create"], ids=["away", "full"])
 def test_training_continues_during_an_outage_and_everything_arrives_afterwards(
-    trouble: str, opened: Opened, caplog: pytest.LogCaptureFixture
+    verbs: str, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
     step(tensors, 1)
     sync(transfer, tensors)
     transfer.patience = 0.2
-    setattr(store, trouble, True)
+    outage = store.fail(verbs)
     for number in range(2, 6):
         step(tensors, number)
         caplog.clear()
@@ -61,7 +59,7 @@ def test_training_continues_during_an_outage_and_everything_arrives_afterwards(
         assert "memory://bucket did not take the weights in 0.2 s" in caplog.text
         assert "training goes on" in caplog.text
         assert "not live" not in "".join(r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
-    setattr(store, trouble, False)
+    outage.end()
     transfer.patience = 30.0
     step(tensors, 6)
     done = sync(transfer, tensors)
@@ -74,9 +72,9 @@ def test_training_continues_during_an_outage_and_everything_arrives_afterwards(
 def test_bucket_that_returns_while_a_sync_waits_causes_no_warning(opened: Opened) -> None:
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
-    store.away = True
+    outage = store.fail()
     step(tensors, 1)
-    back = threading.Timer(0.3, lambda: setattr(store, "away", False))
+    back = threading.Timer(0.3, outage.end)
     back.start()
     done = sync(transfer, tensors)
     back.join()
@@ -85,48 +83,41 @@ def test_bucket_that_returns_while_a_sync_waits_causes_no_warning(opened: Opened
 
 
 def test_bucket_lost_after_the_upload_causes_a_warning(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    class Going(Attended):
-        leaves = False
-
-        def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-            if prefix == REPLICAS and self.leaves:
-                raise UnreachableError("away", url=self.url)
-            return super().list(prefix, after)
-
-    store, tensors = Going(), model()
+    store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
-    store.leaves, transfer.patience = True, 0.2
+    store.fail("list", REPLICAS)
+    transfer.patience = 0.2
     step(tensors, 1)
     done = sync(transfer, tensors)
     assert (done.version, done.live) == (1, False)
-    assert "version 1 is not live after 0.2 s: away" in caplog.text
+    assert "version 1 is not live after 0.2 s: no answer" in caplog.text
     holds(store, tensors)
 
 
-def unsent(opened: Opened) -> tuple[Attended, dict[str, Any], WeightcastTransfer]:
-    """A bucket that is away, and what it was to get."""
+def unsent(opened: Opened) -> tuple[Attended, dict[str, Any], WeightcastTransfer, Rule]:
+    """A bucket that is away until the rule ends, and what it was to get."""
     store, tensors = Attended(), model()
     transfer = begun(opened(store), tensors)
     transfer.patience = 0.1
-    store.away = True
+    outage = store.fail()
     step(tensors, 1)
     sync(transfer, tensors)
-    return store, tensors, transfer
+    return store, tensors, transfer, outage
 
 
 def test_destroy_sends_what_was_not_sent(opened: Opened) -> None:
-    store, tensors, transfer = unsent(opened)
-    store.away = False
+    store, tensors, transfer, outage = unsent(opened)
+    outage.end()
     transfer.destroy()
     holds(store, tensors)
 
 
 def test_destroy_reports_what_could_not_be_sent_and_the_next_training_sends_it(opened: Opened) -> None:
-    store, tensors, transfer = unsent(opened)
-    with pytest.raises(StoreError, match="away"):
+    store, tensors, transfer, outage = unsent(opened)
+    with pytest.raises(StoreError, match="no answer"):
         transfer.destroy()
     transfer.destroy()
-    store.away = False
+    outage.end()
     assert versions(store) == [0]
     begun(opened(store), tensors)
     assert versions(store) == [0, 1]

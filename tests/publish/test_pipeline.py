@@ -387,7 +387,7 @@ def test_closing_sends_what_waits_while_the_store_works() -> None:
     driver.resolve()
     driver.end_merge()
     driver.pipeline.close(LOST)
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="the publisher is closed"):
         driver.pipeline.refuse_over()
     driver.begin_send()
     while driver.in_send is not None:

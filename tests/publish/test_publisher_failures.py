@@ -54,7 +54,7 @@ def test_close_that_cannot_send_says_so_on_the_receipts(store: Store) -> None:
         publisher.close()
     with pytest.raises(StoreError, match="closed before this could be sent"):
         receipt.result(10)
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="the publisher is closed"):
         publisher.publish()
 
 

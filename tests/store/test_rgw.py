@@ -206,6 +206,6 @@ def test_other_clouds_name_the_missing_variable(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_large_file_is_sent_and_received_in_bounded_memory(bucket: str, tmp_path: Path) -> None:
-    sent, taken = sent_and_taken(bucket, tmp_path, megabytes=500)
+    sent, taken = sent_and_taken(bucket, tmp_path, megabytes=320)
     assert sent < 250
     assert taken < 150

@@ -383,14 +383,14 @@ def progress_in(file: Path) -> np.ndarray:
     return np.memmap(file, np.uint64, "r+", shape=(1 + len(KINDS),))
 
 
-def child(seconds: float, seed: int, first: int, progress_file: Path) -> None:
-    """Read patches until the time is over; die of the first that does what must not be."""
+def child(seconds: float, seed: int, first: int, last: int, progress_file: Path) -> None:
+    """Read patches until the last or until the time is over; die of the first that does what must not be."""
     warm_up()
     models()
     progress = progress_in(progress_file)
     limit_memory()
     end, number = time.monotonic() + seconds, first
-    while time.monotonic() < end:
+    while number <= last and time.monotonic() < end:
         progress[0] = number
         progress[1 + KINDS.index(outcome(*hostile(seed, number)))] += 1
         number += 1
@@ -423,17 +423,22 @@ Command = Callable[[float, int, Path], Sequence[str]]
 """How to start a child: (seconds, number of its first patch, progress file)."""
 
 
-def reader(seed: int) -> Command:
+def reader(seed: int, last: int) -> Command:
     def command(seconds: float, first: int, progress: Path) -> list[str]:
-        return [sys.executable, __file__, "--child", f"{seconds},{seed},{first},{progress}"]
+        return [sys.executable, __file__, "--child", f"{seconds},{seed},{first},{last},{progress}"]
 
     return command
 
 
 def run(
-    seconds: float, seed: int = 0, keep: Path | None = None, command: Command | None = None, patience: float = PATIENCE
+    seconds: float,
+    seed: int = 0,
+    keep: Path | None = None,
+    command: Command | None = None,
+    patience: float = PATIENCE,
+    last: int = 1 << 60,
 ) -> Report:
-    """Read hostile patches for a while; findings are kept in ``keep``."""
+    """Read hostile patches for a while, or until the ``last`` number; findings are kept in ``keep``."""
     keep = keep or Path(tempfile.gettempdir()) / "weightcast-fuzz"
     keep.mkdir(parents=True, exist_ok=True)
     report, first, end = Report(), 0, time.monotonic() + seconds
@@ -441,8 +446,8 @@ def run(
         progress_file = Path(folder) / "progress"
         progress_file.write_bytes(bytes(8 * (1 + len(KINDS))))
         progress = progress_in(progress_file)
-        while (left := end - time.monotonic()) > 0 and len(report.findings) < ENOUGH:
-            started = (command or reader(seed))(left, first, progress_file)
+        while first <= last and (left := end - time.monotonic()) > 0 and len(report.findings) < ENOUGH:
+            started = (command or reader(seed, last))(left, first, progress_file)
             what = watch(started, progress, Path(folder) / "stderr", patience)
             if what is None:
                 break
@@ -481,8 +486,8 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
-        seconds, seed, first, progress = chosen.child.split(",", 3)
-        child(float(seconds), int(seed), int(first), Path(progress))
+        seconds, seed, first, last, progress = chosen.child.split(",", 4)
+        child(float(seconds), int(seed), int(first), int(last), Path(progress))
         return 0
     report = run(chosen.seconds, chosen.seed, chosen.keep)
     print(f"{report.patches} patches with seed {chosen.seed}: {json.dumps(report.outcomes)}")

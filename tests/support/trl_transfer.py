@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from local_engine import Local
+from scripted_store import Request, ScriptedStore
+from waiting import until
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -19,12 +21,9 @@ from weightcast.channel.records import Heartbeat, Manifest, dump_record, load_re
 from weightcast.engine.agent import Agent
 from weightcast.engine.followers import Followers
 from weightcast.engine.proof import prove
-from weightcast.errors import (
-    UnreachableError,
-)
 from weightcast.format.tensors import Bits, Copies
 from weightcast.integrations.trl import Sync, WeightcastTransfer
-from weightcast.store.base import Data, Listed, Store
+from weightcast.store.base import Store
 from weightcast.store.memory import MemoryStore
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -74,56 +73,31 @@ def sync(transfer: WeightcastTransfer, tensors: Mapping[str, Any] | Pairs) -> Sy
 # -- buckets -----------------------------------------------------------------------------------------------------------
 
 
-class Bucket(MemoryStore):
-    """One that may be away, and that notes commits among what others do."""
+class Bucket(ScriptedStore):
+    """A bucket that calls ``committed`` when a version is."""
 
-    def __init__(self, calls: list[str] | None = None):
-        super().__init__("bucket")
-        self.away = self.full = False
-        self.calls: list[str] = [] if calls is None else calls
+    def __init__(self, committed: Callable[[Position], object] = lambda position: None):
+        super().__init__(MemoryStore("bucket"))
 
-    def _answer(self, key: str, write: bool = False) -> None:
-        if self.away or (self.full and write):
-            raise UnreachableError("away", url=self.url, key=key)
+        def create(request: Request, proceed: Callable[[], bool]) -> bool:
+            made = proceed()
+            if made:
+                committed(load_record(Manifest, bytes(request.data)).position)
+            return made
 
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._answer(key)
-        return super().get(key, start, length)
-
-    def put(self, key: str, data: Data) -> None:
-        self._answer(key, write=True)
-        super().put(key, data)
-
-    def create(self, key: str, data: Data) -> bool:
-        self._answer(key, write=True)
-        made = super().create(key, data)
-        if made and key.startswith(MANIFESTS):
-            self.calls.append("commit")
-            self.committed(load_record(Manifest, bytes(data)).position)
-        return made
-
-    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        self._answer(prefix)
-        return super().list(prefix, after)
-
-    def delete(self, key: str) -> None:
-        self._answer(key)
-        super().delete(key)
-
-    def committed(self, position: Position) -> None:
-        """A version was."""
+        self.on("create", MANIFESTS, create)
 
     def tell(self, position: Position, replica: str = "engine", pause: float | None = 0.01) -> None:
-        """The last word of an engine."""
+        """Write an engine's heartbeat."""
         word = Heartbeat(replica, position, time.time(), None, pause)
-        MemoryStore.put(self, replica_key(replica), dump_record(word))
+        self.store.put(replica_key(replica), dump_record(word))
 
 
 class Attended(Bucket):
-    """A bucket with an engine behind it that has every version the moment it is committed."""
+    """A bucket with an engine that has every version the moment it is committed."""
 
-    def committed(self, position: Position) -> None:
-        self.tell(position)
+    def __init__(self) -> None:
+        super().__init__(self.tell)
 
 
 def versions(store: Store) -> list[int]:
@@ -214,8 +188,7 @@ class Following:
 
 
 def until_heard(store: Store) -> None:
-    while not Followers(Chain.open(store)).now():
-        time.sleep(0.01)
+    until(lambda: Followers(Chain.open(store)).now())
 
 
 def publish(store: Store, weights: wc.Weights) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -134,6 +135,13 @@ class World:
 
     def objects(self) -> set[str]:
         return self.store.keys() if self.memory else set(self._files("bucket"))
+
+    def bucket_state(self) -> str:
+        """A digest of all that readers of the bucket depend on: objects, when they were written, and the time."""
+        state = hashlib.sha256(str(self.store.now).encode())
+        for key in sorted(self.objects()):
+            state.update(f"{key} {self.store.times.get(key)} ".encode() + self.store.store.get(key))
+        return state.hexdigest()
 
     def _files(self, folder: str) -> Iterator[str]:
         top = self.root / folder
@@ -298,6 +306,8 @@ class Operation:
     dies: bool = True
     """Whether it may die in the middle within this process: not if it has threads of its own."""
     done: Callable[[World], object] = field(default=lambda world: None)
+    seen: set[tuple[str, str]] = field(default_factory=set)
+    """Checks of the bucket that were made, with its state: with the same state they would say the same."""
 
     def make(self, root: Path, *, memory: bool = True) -> World:
         world = World.make(root, memory=memory)
@@ -314,21 +324,26 @@ class Operation:
     def check(self, world: World) -> None:
         """After an interruption: old or new, nothing else."""
         with temporary_files_in(world.root / "tmp"):
-            if self.writes:
+            if self.writes and self._is_new("check", world):
                 world.check_readers(self.heads)
             world.check_mirror(self.mirrors)
 
     def complete(self, world: World, *, thoroughly: bool = True) -> None:
         """After it was done again: new, and every version is still there."""
         with temporary_files_in(world.root / "tmp"):
-            if self.writes:
+            if self.writes and self._is_new("complete", world):
                 world.check_readers(self.heads[-1:])
             world.check_mirror(self.mirrors[-1:])
             for folder in (world.root / "scratch").glob("*"):
                 world.check_mirror((None, *range(len(world.states))), folder)
-            if thoroughly and self.writes:
+            if thoroughly and self.writes and self._is_new("thoroughly", world):
                 self.done(world)
                 assert world.strays() == set()
+
+    def _is_new(self, check: str, world: World) -> bool:
+        before = len(self.seen)
+        self.seen.add((check, world.bucket_state()))
+        return len(self.seen) > before
 
 
 def damage(world: World, key: str) -> bytes:

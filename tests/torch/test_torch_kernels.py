@@ -35,7 +35,7 @@ SETS = {
     "gpu": (GpuKernels, "cuda" if CUDA else "cpu"),
 }
 
-# The interpreter takes a second per hundred tiles: enough tensors for every kind of boundary, and no more.
+# The interpreter takes a second per hundred tiles or changes: enough for every kind of boundary, and no more.
 SHAPES = [(3,), (0,), (70, 60), (4096,), (1,), (9001,)]
 KINDS = {  # torch dtype, wire dtype
     "bf16": (torch.bfloat16, "BF16"),
@@ -181,7 +181,7 @@ def check(name: str, kind: str, density: float, shapes: list[tuple[int, ...]]) -
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SETS)
 def test_every_kernel_set_finds_the_same_bits(name: str, kind: str) -> None:
-    check(name, kind, 0.03, SHAPES)
+    check(name, kind, 0.03 if CUDA or name != "gpu" else 0.008, SHAPES)
 
 
 @pytest.mark.parametrize("density", [0.0, 0.0005, 0.4, 1.0])
@@ -193,4 +193,7 @@ def test_every_kernel_set_finds_the_same_bits_at_any_density(name: str, density:
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_kernel_set_finds_the_same_bits_across_blocks(name: str) -> None:
-    check(name, "bf16", 0.02, [(BLOCK + 5000,)] if not CUDA else [(3 * BLOCK + 5000,), (100,), (BLOCK,)])
+    if CUDA:
+        check(name, "bf16", 0.02, [(3 * BLOCK + 5000,), (100,), (BLOCK,)])
+    else:
+        check(name, "bf16", 0.002 if name == "gpu" else 0.02, [(BLOCK + 5000,)])
