@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from file_systems import NO_LINKS, STORE, refuse
 
 from weightcast.errors import AccessError, MissingError, SpaceError, StoreError, UnreachableError, UnsupportedError
 from weightcast.store.file import FileStore
@@ -104,18 +105,16 @@ for i in range(300):
     assert [run.wait() for run in runs] == [0, 0, 0]
 
 
-def test_one_of_two_processes_wins_each_create(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setup", [STORE, NO_LINKS], ids=["links", "no links"])
+def test_one_of_two_processes_wins_each_create(tmp_path: Path, setup: str) -> None:
     code = """
-import sys
-from weightcast.store.file import FileStore
-store = FileStore(sys.argv[1])
 for line in sys.stdin:
     print(int(store.create("race/" + line.strip(), sys.argv[2].encode())), flush=True)
 """
-    command, pipe = [sys.executable, "-c", code, str(tmp_path)], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", setup + code, str(tmp_path)], subprocess.PIPE
     runs = [subprocess.Popen([*command, name], stdin=pipe, stdout=pipe, text=True, bufsize=1) for name in "xy"]
     store = FileStore(tmp_path)
-    for race in map(str, range(200)):
+    for race in map(str, range(100)):
         for run in runs:
             run.stdin.write(race + "\n")
         won = [int(run.stdout.readline()) for run in runs]
@@ -255,11 +254,7 @@ def test_system_refusal_has_its_own_error(
 ) -> None:
     store = FileStore(tmp_path)
     store.put("a", b"old")
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "write", refuse)
+    monkeypatch.setattr(os, "write", refuse(code))
     for write in (store.put, store.create):
         with pytest.raises(kind, match=os.strerror(code)) as caught:
             write("a", b"new")
@@ -306,10 +301,7 @@ def test_lost_response_of_a_network_file_system_is_not_a_conflict(
 
 
 def test_files_are_copied_without_copy_file_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> int:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(os, "copy_file_range", refuse(errno.EXDEV))
     content = os.urandom(3_000_000)
     (tmp_path / "source").write_bytes(content)
     store = FileStore(tmp_path / "store")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from file_systems import NO_LINKS, refuse
 
 from weightcast.errors import AccessError, StoreError, UnsupportedError
 from weightcast.store import rename
@@ -19,22 +20,6 @@ from weightcast.store.file import FileStore
 from weightcast.store.probe import honours_create
 
 REFUSALS = [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV]
-
-NO_LINKS = """
-import errno, os, sys
-def link(*arguments, **options):
-    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-os.link = link
-from weightcast.store.file import FileStore
-store = FileStore(sys.argv[1])
-"""
-
-
-def refuse(code: int) -> object:
-    def call(*arguments: object, **options: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return call
 
 
 @pytest.fixture(params=REFUSALS, ids=errno.errorcode.get)
@@ -68,26 +53,6 @@ def test_create_replaces_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="in the object's place"):
         store.create("a", b"")
     assert debris(store) == []
-
-
-def test_one_of_two_processes_wins_each_create(tmp_path: Path) -> None:
-    code = """
-for line in sys.stdin:
-    print(int(store.create("race/" + line.strip(), sys.argv[2].encode())), flush=True)
-"""
-    command, pipe = [sys.executable, "-c", NO_LINKS + code, str(tmp_path)], subprocess.PIPE
-    runs = [subprocess.Popen([*command, name], stdin=pipe, stdout=pipe, text=True, bufsize=1) for name in "xy"]
-    store = FileStore(tmp_path)
-    for race in map(str, range(100)):
-        for run in runs:
-            run.stdin.write(race + "\n")
-        won = [int(run.stdout.readline()) for run in runs]
-        assert sum(won) == 1
-        assert store.get(f"race/{race}").decode() == runs[won.index(1)].args[-1]
-        runs.reverse()  # so that neither always begins
-    for run in runs:
-        run.communicate()
-        assert run.returncode == 0
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
