@@ -158,8 +158,9 @@ def test_patience_starts_after_the_first_upload(opened: Opened) -> None:
     newest: list[Position] = []
     store = Bucket(newest.append)
     store.after("put", ANCHORS, lambda _: time.sleep(0.5))
-    wait = lambda prefix: prefix == REPLICAS and bool(newest)  # noqa: E731
-    store.before("list", wait, lambda _: store.tell(newest[-1]), skip=2, times=1)
+    store.before(
+        "list", lambda prefix: prefix == REPLICAS and bool(newest), lambda _: store.tell(newest[-1]), skip=2, times=1
+    )
     done = begun(opened(store, patience=0.9), model()).last
     assert done is not None
     assert done.seconds["upload"] > 0.9
