@@ -26,11 +26,8 @@ def test_no_file_is_over_500_lines() -> None:
 
 
 def test_no_test_module_imports_another() -> None:
-    importing = re.compile(r"^(from|import) (\w+\.)*test_", re.MULTILINE)
-    sources = {path: ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
-    found = {path: [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-             for path, tree in sources.items()}  # fmt: skip
-    assert [str(path) for path, lines in found.items() if any(map(importing.match, lines))] == []
+    importing = re.compile(r"^\s*(from|import) (\w+\.)*test_", re.MULTILINE)
+    assert [str(path) for path in TESTS.rglob("*.py") if importing.search(path.read_text())] == []
 
 
 def test_every_helper_is_in_the_readme() -> None:

@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch")
 tf = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
+from trainers import BF16, At, interrupt, small_model, trainer_of  # noqa: E402
+
 import weightcast as wc  # noqa: E402
 from weightcast.channel.chain import Chain  # noqa: E402
 from weightcast.errors import ConflictError, UnreachableError, UsageError  # noqa: E402
@@ -26,18 +28,7 @@ from weightcast.integrations.transformers import WeightcastCallback  # noqa: E40
 from weightcast.store.base import Store  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "tie_word_embeddings": True,
-}
 METRICS = {"weightcast/version", "weightcast/changed", "weightcast/bytes"}
-BF16, F32 = torch.bfloat16, torch.float32
 
 
 @pytest.fixture(autouse=True)
@@ -45,24 +36,6 @@ def _quiet() -> Iterator[None]:
     tf.utils.logging.disable_progress_bar()
     yield
     tf.utils.logging.enable_progress_bar()
-
-
-def small_model(dtype: Any = F32, seed: int = 0, **changes: Any) -> Any:
-    torch.manual_seed(seed)
-    return tf.Qwen3ForCausalLM(tf.Qwen3Config(**{**SMALL, **changes})).to(dtype)
-
-
-def dataset() -> list[dict[str, Any]]:
-    tokens = torch.randint(0, 64, (16, 8), generator=torch.Generator().manual_seed(0))
-    return [{"input_ids": row, "labels": row} for row in tokens]
-
-
-def trainer_of(model: Any, folder: Path, *callbacks: Any, **changes: Any) -> Any:
-    options = {"max_steps": 3, "learning_rate": 1e-4, "per_device_train_batch_size": 2, "logging_steps": 1}
-    options |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    # Pinning warns where there is no accelerator.
-    args = tf.TrainingArguments(output_dir=str(folder), dataloader_pin_memory=False, **{**options, **changes})
-    return tf.Trainer(model, args, train_dataset=dataset(), eval_dataset=dataset(), callbacks=list(callbacks))
 
 
 def followed(store: Store) -> Any:
@@ -112,17 +85,6 @@ class Waiting(tf.TrainerCallback):
         self.logs.append(dict(logs))
 
 
-class At(tf.TrainerCallback):
-    """Does something behind a step."""
-
-    def __init__(self, step: int, act: Any):
-        self.step, self.act = step, act
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            self.act()
-
-
 class Held(tf.TrainerCallback):
     """Closes the bucket once the channel is begun."""
 
@@ -132,10 +94,6 @@ class Held(tf.TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.store.hang("put")
         self.held = True
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def waiting(store: Store, **options: Any) -> tuple[WeightcastCallback, Waiting]:
@@ -277,7 +235,10 @@ def test_training_after_one_that_raised_publishes(tmp_path: Path, error: type[Ba
 def test_process_ends_if_training_raises_while_the_bucket_hangs(tmp_path: Path) -> None:
     code = """
 import sys
-from test_transformers import *
+from pathlib import Path
+from scripted_store import ScriptedStore
+from trainers import BF16, At, interrupt, small_model, trainer_of
+from weightcast.integrations.transformers import WeightcastCallback
 store = ScriptedStore()
 trainer_of(small_model(BF16), Path(sys.argv[1]), WeightcastCallback(store),
     At(1, lambda: store.hang("put")), At(3, interrupt)).train()
@@ -287,8 +248,7 @@ trainer_of(small_model(BF16), Path(sys.argv[1]), WeightcastCallback(store),
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=Path(__file__).parent,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
 

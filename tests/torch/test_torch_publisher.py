@@ -171,6 +171,7 @@ def test_copies_of_the_model_do_not_pile_up_between_publishes() -> None:
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer) as publisher:
+        gc.collect()
         before, during, after = copies(), list[int](), list[int]()
         optimizer.register_step_pre_hook(lambda *_: during.append(copies()))
         optimizer.register_step_post_hook(lambda *_: after.append(copies()))
@@ -187,7 +188,6 @@ HELD = 0 if DEVICE == "cuda" else 1
 
 def copies() -> int:
     """How many copies of a model's bits are alive."""
-    gc.collect()
     return sum(type(one) is Copied for one in gc.get_objects())
 
 
