@@ -13,7 +13,7 @@ from worlds import World, follow, model_of, opened
 
 import weightcast as wc
 from weightcast.channel.policy import Pinned
-from weightcast.disk.checkpoint import MIRROR
+from weightcast.disk.checkpoint import MIRROR, redo_path
 from weightcast.errors import (
     ChannelError,
     CheckpointError,
@@ -221,3 +221,12 @@ def test_leftovers_of_kills_are_swept_when_the_mirror_is_opened(world: World) ->
     with opened(world):
         pass
     assert tree(inner) == before
+
+
+def test_folder_with_an_interrupted_apply_is_no_mirror_until_it_is_finished(world: World) -> None:
+    folder = world.checkpoint(1)
+    redo_path(folder).write_bytes(b"")
+    before = tree(folder)
+    with pytest.raises(CheckpointError, match=r"interrupted here.*apply --resume"):
+        follow(world, folder=folder)
+    assert {name: data for name, data in tree(folder).items() if not name.startswith(f"{MIRROR}/")} == before

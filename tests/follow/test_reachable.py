@@ -12,7 +12,7 @@ from scripted_store import ScriptedStore
 from worlds import World, damage, delta_of, follow, nothing_like, opened
 
 import weightcast as wc
-from weightcast.channel.keys import MAX_FILE_NAME, anchor_folder
+from weightcast.channel.keys import MAX_FILE_NAME, anchor_folder, manifest_key
 from weightcast.channel.policy import AtLeast, Every, Pinned
 from weightcast.channel.records import Anchor, ObjectRef, dump_record
 from weightcast.errors import (
@@ -178,3 +178,13 @@ def test_anchor_with_a_file_name_the_disk_refuses_is_planned_around(ram: Path) -
     world.store.put(f"{folder}anchor.json", dump_record(Anchor(world.chain.channel.id, position, (ref,))))
     assert follow(world) == 4
     world.check_mirror([4])
+
+
+def test_follower_of_every_version_continues_after_a_collected_one(world: World) -> None:
+    follow(world, policy=Pinned(1))
+    position = world.chain.manifest(3).position
+    world.chain.put_anchor(position, {path.name: path for path in world.checkpoint(3).iterdir()})
+    world.store.delete(delta_of(world, 2))
+    world.store.delete(manifest_key(2))
+    assert follow(world, policy=Every()) == 3
+    world.check_mirror([3])

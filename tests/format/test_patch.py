@@ -236,3 +236,17 @@ def test_strided_bits_are_refused() -> None:
 def test_anchor_is_encoded_only_as_plain() -> None:
     with pytest.raises(UsageError, match="without a base"):
         wc.encode(wc.anchor(one(np.empty(0, np.uint16))), "banded")
+
+
+def test_patches_decoded_without_their_base_compose_and_apply_once_decoded_against_it() -> None:
+    rng = np.random.default_rng(9)
+    states = [one(bits := gaussian(rng, 100)), *(one(bits := moved(rng, bits, 0.1)) for _ in range(2))]
+    first, second = (wc.decode(wc.encode(wc.diff(*states[i : i + 2]), "plain")) for i in range(2))
+    whole = wc.compose(first, second)
+    assert whole.tensors[0].old is None
+    target = one(states[0].read("w").copy())
+    with pytest.raises(UsageError, match=r"the old bits are not known.*Decode it against the base"):
+        whole.apply(target, wc.fingerprint(target))
+    assert same_bits(target, states[0])
+    wc.decode(wc.encode(whole, "plain"), target).apply(target, wc.fingerprint(target))
+    assert same_bits(target, states[2])

@@ -12,6 +12,7 @@ import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.errors import (
     ChannelError,
+    UsageError,
 )
 from weightcast.follow.mirror import Mirror
 from weightcast.publish.from_checkpoint import publish
@@ -71,3 +72,11 @@ def test_folder_is_published_as_an_anchor_if_the_head_cannot_be_fetched(store: S
     there = blank(states[2])
     assert pull(store, there).version == 3
     assert same_bits(there, states[2])
+
+
+def test_channel_without_a_version_is_refused_with_the_remedy(store: Store, tmp_path: Path) -> None:
+    model = small_model()
+    Chain.create(store, model.table)
+    write_folder(tmp_path / "new", model)
+    with pytest.raises(UsageError, match=r"no version yet.*weightcast init"):
+        publish(store, tmp_path / "new", tmp_path / "mirror")
