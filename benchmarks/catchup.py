@@ -1,11 +1,11 @@
-"""What it costs a replica that fell behind to reach the head of a long chain, against replaying every delta.
+"""What it costs a replica that lags to reach the head of a long chain, against replaying every delta.
 
     python benchmarks/catchup.py [--url URL] [--params 2000000] [--versions 1000] [--keep FOLDER]
     python tests/support/rgw.py -- python benchmarks/catchup.py --url s3://BUCKET/FOLDER
 
 Makes a chain of one anchor and ``--versions`` deltas in a temporary folder, or at ``--url``, and cuts the squashes that
-are due. Then one replica after the other begins a given number of versions behind, and one with nothing, each as a
-fresh process would. Counted are objects downloaded, requests of any kind below the retries (a listing is one per 1,000
+are due. Then one replica after the other begins with a given lag, and one with nothing, each as a fresh process would.
+Counted are objects downloaded, requests of any kind below the retries (a listing is one per 1,000
 keys), the objects' bytes, and the same for a replay of all deltas. On S3 over http, a proxy counts what really went
 over the wire. Every replica must end with the head's bits.
 
@@ -408,7 +408,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 
 def row_of(c: CatchUp) -> dict[str, object]:
     row: dict[str, object] = {
-        "versions behind": "nothing held" if c.lag is None else c.lag,
+        "lag, versions": "nothing held" if c.lag is None else c.lag,
         "downloads": c.downloads,
         "requests": c.requests,
         "bytes": f"{c.nbytes:,}",

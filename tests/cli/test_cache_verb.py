@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
 from cli_world import USAGE, VERSIONS, World, facts, refused, run, text
 
 import weightcast as wc
+from weightcast.disk.durable import locked
+from weightcast.errors import BusyError
+from weightcast.follow.mirror_reader import reading
 
 
 def publish(world: World) -> Path:
@@ -67,12 +73,27 @@ def test_mirror_in_use_is_never_deleted(world: World) -> None:
     assert facts("cache", "prune", "--all")["deleted"] == [str(folder)]
 
 
+def test_look_at_the_cache_does_not_refuse_a_follower_that_starts(world: World) -> None:
+    folder = publish(world)
+    with ExitStack() as looking, ThreadPoolExecutor(1) as pool:
+        looking.enter_context(locked(folder / ".weightcast" / "owner", shared=True))  # as `cache list` does
+        started = pool.submit(wc.Subscriber, world.url, folder)
+        with suppress(TimeoutError):
+            started.result(0.1)
+        looking.close()
+        started.result(60).close()
+
+
+def test_second_follower_is_refused_at_once(world: World) -> None:
+    folder = publish(world)
+    with wc.Subscriber(world.url, folder), pytest.raises(BusyError):
+        wc.Subscriber(world.url, folder)
+
+
 def test_mirror_that_is_being_read_is_never_deleted(world: World) -> None:
     folder = publish(world)
     with wc.Subscriber(world.url, folder) as subscriber:
         subscriber.fold()
-    from weightcast.follow.mirror_reader import reading
-
     with reading(folder):
         assert facts("cache", "prune", "--all")["in_use"] == [str(folder)]
 

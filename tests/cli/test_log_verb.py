@@ -79,7 +79,7 @@ def test_range_has_both_ends(shared: World, wanted: str, versions: list[int]) ->
 
 def test_range_and_number_go_together(shared: World) -> None:
     assert listed(shared.url, "..6", "-n", 2) == [6, 5]
-    assert text("log", shared.url, "5..3") == "no version matches\n"
+    assert text("log", shared.url, "5..3") == "no version matches; the newest is 9\n"
 
 
 def test_filters(shared: World) -> None:

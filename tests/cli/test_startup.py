@@ -138,3 +138,10 @@ def test_program_that_imports_the_library_keeps_its_own_signals() -> None:
         "assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_completing_the_name_of_a_verb_imports_no_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_WEIGHTCAST_COMPLETE", "complete_bash"), ("COMP_WORDS", "weightcast p"), ("COMP_CWORD", "1")):
+        monkeypatch.setenv(name, value)
+    imported = imported_by(SCRIPT)
+    assert not imported & (HEAVY | {f"weightcast.cli.{name.replace('-', '_')}" for name in VERBS})

@@ -83,6 +83,12 @@ def test_reset_needs_a_yes(world: World) -> None:
     assert facts("init", world.url, world.checkpoints[3])["version"] == 0
 
 
+def test_reset_of_a_channel_with_a_damaged_head_asks_too(world: World) -> None:
+    (world.url / "manifests" / f"{9:012d}.json").write_text("{")
+    assert "--yes" in run("reset", world.url).complaint
+    assert facts("reset", world.url, "--yes")["deleted"] > 20
+
+
 @pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 0)])
 def test_reset_asks_on_a_terminal(world: World, answer: str, code: int) -> None:
     ours, theirs = pty.openpty()

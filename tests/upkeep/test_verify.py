@@ -212,7 +212,7 @@ def test_damaged_channel_record_is_a_finding_with_a_remedy(
     assert "`weightcast repair URL` restores it" in finding["problem"]
     text = said("verify", world.url, *deep, code=FOUND)
     assert "`weightcast repair URL` restores it" in text
-    assert text.endswith("1 finding\n")
+    assert "1 finding; `weightcast repair` restores" in text
     told("repair", world.url)
     assert record.read_bytes() == whole
     assert told("verify", world.url, *deep)["findings"] == []

@@ -12,7 +12,7 @@ from weightcast.channel import policy as policies
 from weightcast.channel.policy import Policy
 from weightcast.cli.channels import open_chain, version_named
 from weightcast.cli.console import say, tell
-from weightcast.cli.following import Outage, happened, print_warning
+from weightcast.cli.following import Outage, ended, happened, print_warning
 from weightcast.cli.options import NAMES, Every, Url
 from weightcast.engine.agent import Agent
 from weightcast.engine.client import HttpEngine
@@ -30,7 +30,7 @@ def attach(
     engine: Annotated[str, typer.Option(metavar="URL", help="The engine: http://host:port of a vLLM server.")],
     mirror: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where the weights are kept for the engine; else in the user's cache."),
+        typer.Option(metavar="FOLDER", help="Where the weights are kept for the engine; in your cache by default."),
     ] = None,
     version: Annotated[
         str | None, typer.Option("--version", metavar="VERSION", help=f"Hold the engine at this version: {NAMES}.")
@@ -39,12 +39,12 @@ def attach(
         bool, typer.Option("--every-version", help="Skip no version that is still there.")
     ] = False,
     prove: Annotated[
-        bool, typer.Option("--prove", help="Digest all live parameters after every update, before the engine goes on.")
+        bool, typer.Option("--prove", help="Digest all live parameters after every update, before the engine resumes.")
     ] = False,
     keep_cache: Annotated[
         bool, typer.Option("--keep-cache", help="Keep prefixes that were computed with old weights.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Bring the engine to the version and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Bring the engine to the version and exit.")] = False,
     every: Every = 1.0,
     listen: Annotated[
         str | None,
@@ -53,12 +53,13 @@ def attach(
         ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Whoever asks at --listen must know what is in it.")
+        Path | None, typer.Option(metavar="FILE", help="A token that clients of --listen must send.")
     ] = None,
     replica: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Report to the bucket as NAME; else as this host, with digits for the mirror."
+            metavar="NAME",
+            help="Report to the bucket under this name; by default the host's, with digits for the mirror.",
         ),
     ] = None,
 ) -> None:
@@ -91,7 +92,7 @@ def attach(
         happened("begin", f"following {chain.store.url} for {engine}, with a mirror in {folder}, as {name}", **fields)
         with suppress(KeyboardInterrupt):
             _follow(agent, watch, every)
-        tell({"event": "end", "version": agent.position.version if agent.position else None})
+        ended(agent.position.version if agent.position else None)
 
 
 def _bring_once(agent: Agent) -> None:
@@ -114,7 +115,7 @@ def _watched(agent: Agent, listen: str | None, token_file: Path | None, opened: 
 
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{listen!r} is no address", hint="Write a port, or HOST:PORT.")
+        raise UsageError(f"{listen!r} is not an address", hint="Write a port, or HOST:PORT.")
     token = _token(token_file) if token_file else None
     watch = Watch(agent)
     opened.enter_context(closing(Endpoint(watch, host.strip("[]") or "127.0.0.1", int(port), token)))

@@ -43,10 +43,11 @@ def cache(
         Literal["list", "prune"], typer.Argument(metavar="[list|prune]", help="What to do; `list` by default.")
     ] = "list",
     older_than: Annotated[
-        str | None, typer.Option(metavar="TIME", help="prune: delete mirrors that were not used for this long (30d).")
+        str | None,
+        typer.Option(metavar="TIME", help="prune: delete mirrors that were not used for this long, such as 30d."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="prune: delete all mirrors that are not in use.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="prune: only say what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="prune: only print what would be deleted.")] = False,
 ) -> None:
     """List the mirrors in your cache, or delete old ones.
 

@@ -18,7 +18,7 @@ from weightcast.format.digest import Fingerprint
 
 def digest(
     path: Annotated[Path, typer.Argument(help="A safetensors file or a Hugging Face checkpoint folder.")],
-    tensors: Annotated[bool, typer.Option("--tensors", help="Print every tensor's digest, too.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also print the digest of every tensor.")] = False,
     threads: Threads = None,
 ) -> None:
     """Print the digest of weights: equal digests mean equal bits, unless an attacker chose the bits.

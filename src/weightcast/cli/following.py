@@ -17,6 +17,12 @@ def happened(event: str, line: str, **fields: Any) -> None:
     say(f"{time.strftime('%H:%M:%S')}  {line}")
 
 
+def ended(version: int | None) -> None:
+    """Print the version at which following ended."""
+    tell({"event": "end", "version": version})
+    say(f"stopped at version {version}" if version is not None else "stopped before any version came")
+
+
 def print_warning(error: WeightcastError) -> None:
     """Print an error while following goes on."""
     tell({"event": "warning", **fields_of(error)})

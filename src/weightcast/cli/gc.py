@@ -17,7 +17,9 @@ _MOST_LINES = 20
 
 def gc(
     url: Url,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted, and why not.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be deleted, and why the rest stays.")
+    ] = False,
     window: Annotated[
         str, typer.Option(metavar="TIME", help="Keep versions younger than this, and every route on from them.")
     ] = "7d",
@@ -33,7 +35,7 @@ def gc(
         typer.Option(metavar="TIME", help="Delete nothing younger, and objects only this long after their versions."),
     ] = "1d",
     patience: Annotated[
-        str, typer.Option(metavar="TIME", help="Wait for no replica whose version is older than this.")
+        str, typer.Option(metavar="TIME", help="Keep nothing for replicas whose version is older than this.")
     ] = "28d",
 ) -> None:
     """Delete what no replica needs any more.
@@ -71,7 +73,8 @@ def gc(
     say(f"{count(len(found.objects), 'object')} {would}, {size(found.nbytes)}")
     if found.debris:
         say(f"{count(len(found.debris), 'unfinished upload')} {would}, included in that size")
-    say(f"{count(len(found.doomed), 'object')} to delete in a run {grace} from now, {size(found.doomed_nbytes)}")
+    if found.doomed:
+        say(f"{count(len(found.doomed), 'object')} to delete in a run {grace} from now, {size(found.doomed_nbytes)}")
 
 
 def _caution(found: collect.Collected, url: str) -> None:

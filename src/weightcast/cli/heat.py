@@ -81,7 +81,7 @@ def heat_of(table: TensorTable, changed: Mapping[str, int]) -> Heat:
     """How much of each layer and kind changed; tensors that ``changed`` does not name did not."""
     stacks: dict[str, dict[tuple[int, str], Cell]] = {}
     names: dict[str, dict[str, Cell]] = {}
-    others = {}
+    others: dict[str, Cell] = {}
     for spec in table:
         cell, place = Cell(changed.get(spec.name, 0), spec.elements), place_of(spec.name)
         if place is None:
@@ -91,22 +91,20 @@ def heat_of(table: TensorTable, changed: Mapping[str, int]) -> Heat:
             cells = stacks.setdefault(stack, {})
             cells[layer, kind] = cells.get((layer, kind), Cell()) + cell
             names.setdefault(stack, {})[spec.name] = cell
-    grids = {name: _stack(name, cells) for name, cells in stacks.items()}
-    for name, grid in grids.items():
-        if not _is_drawable(grid):
+    drawable = []
+    for name, cells in stacks.items():
+        grid = _stack(name, cells)
+        # Hostile names can make a grid of 10¹⁰ cells, nearly all of them empty.
+        if len(grid.layers) * len(grid.kinds) <= _SPARSEST * len(cells):
+            drawable.append(grid)
+        else:
             others |= names[name]
-    return Heat(tuple(filter(_is_drawable, grids.values())), others)
-
-
-def _is_drawable(stack: Stack) -> bool:
-    """Whether layers and kinds make a grid. Hostile names can make one of 10¹⁰ cells, nearly all of them empty."""
-    return len(stack.layers) * len(stack.kinds) <= _SPARSEST * len(stack.cells)
+    return Heat(tuple(drawable), others)
 
 
 def _stack(name: str, cells: dict[tuple[int, str], Cell]) -> Stack:
-    kinds = list(dict.fromkeys(kind for _, kind in cells))
     known = {kind: place for place, kind in enumerate(_ORDER)}
-    kinds.sort(key=lambda kind: (kind == "norm", known.get(kind, len(known))))
+    kinds = sorted(dict.fromkeys(kind for _, kind in cells), key=lambda kind: (kind == "norm", known.get(kind, 99)))
     return Stack(name, tuple(sorted({layer for layer, _ in cells})), tuple(kinds), cells)
 
 

@@ -84,7 +84,7 @@ def log(
     most = number or (None if everything or wanted else _NEWEST)
     entries = _entries(chain, head, _newest_first(chain, head.position.version, first, last, most), picked, most)
     tell({"channel": chain.channel.id, "versions": [_fields(entry, model) for entry in entries]})
-    say(_table(entries, model, now, long) if entries else "no version matches")
+    say(_table(entries, model, now, long) if entries else f"no version matches; the newest is {head.position.version}")
     ahead = [entry.manifest.time for entry in entries if entry.manifest and is_ahead(now - entry.manifest.time)]
     if ahead:
         caution(f"{count(len(ahead), 'version')} from the future, by up to {span(max(ahead) - now)}: check the clocks")

@@ -35,20 +35,17 @@ def check_output(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     if not force:
         what = "folder" if out.is_dir() else "file"
         raise UsageError(f"the {what} exists already", file=str(out), hint="Name another, or replace it with --force.")
-    if out.is_symlink() or not (out.is_file() or _is_checkpoint(out)):
+    if out.is_file() and not out.is_symlink():
+        return
+    weights = [] if out.is_symlink() or (out / MIRROR).exists() else _weights_of(out)
+    if not weights:
         hint = "--force replaces files and checkpoint folders, nothing else."
         raise UsageError("this is not a file or a checkpoint folder", file=str(out), hint=hint)
-    if out.is_dir():
-        _refuse_others(out, inputs)
+    _refuse_others(out, weights, inputs)
 
 
 def _is_same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds weights and is not a mirror."""
-    return not (folder / MIRROR).exists() and bool(_weights_of(folder))
 
 
 def _weights_of(folder: Path) -> list[Path]:
@@ -66,12 +63,11 @@ def _is_patch(path: Path) -> bool:
         return METADATA_KEY in open_container(source).metadata
 
 
-def _refuse_others(out: Path, inputs: list[Path]) -> None:
-    """`UsageError` if the folder holds files that neither belong to its checkpoint nor are written again.
+def _refuse_others(out: Path, weights: list[Path], inputs: list[Path]) -> None:
+    """`UsageError` if the folder holds files that are neither weights or companions nor written again.
 
     An apply copies all files of the target, so its earlier output may hold any that the target has.
     """
-    weights = _weights_of(out)
     for path in sorted(out.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue

@@ -30,7 +30,9 @@ def publish(
     codec: Codec = "banded",
     mirror: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where the newest version is kept to compare with; else in your cache."),
+        typer.Option(
+            metavar="FOLDER", help="Where the newest version is kept to compare with; in your cache by default."
+        ),
     ] = None,
     anchor: Annotated[
         bool, typer.Option("--anchor", help="Upload it whole, to repair a channel whose newest version is lost.")

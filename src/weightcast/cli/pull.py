@@ -15,7 +15,7 @@ from weightcast.channel.policy import Newest, Pinned
 from weightcast.cli.channels import head_of, open_chain, version_named
 from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import SHORT, caution, computing, fields_of, say, tell, warn
-from weightcast.cli.following import Outage, happened
+from weightcast.cli.following import Outage, ended, happened
 from weightcast.cli.options import NAMES, Every, Threads, Url
 from weightcast.cli.wording import is_ahead, size, span
 from weightcast.errors import (
@@ -47,7 +47,7 @@ def pull(
     ],
     version: Annotated[
         str | None,
-        typer.Option("--version", metavar="VERSION", help=f"{NAMES}; the newest by default."),
+        typer.Option("--version", metavar="VERSION", help=f"The version: {NAMES}; the newest by default."),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Continue until SIGINT or SIGTERM; a second one exits at once.")
@@ -60,7 +60,7 @@ def pull(
     replica: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Report to the bucket under this name; --follow makes one of host and folder."
+            metavar="NAME", help="Report to the bucket under this name; --follow has a default from host and folder."
         ),
     ] = None,
     threads: Threads = None,
@@ -205,8 +205,7 @@ def _leave(chain: Chain, folder: Path) -> None:
                 at = mirror.folded.version if mirror.folded else None
                 warn(f"the files stay at version {at}: another process reads them")
             version = mirror.version
-    tell({"event": "end", "version": version})
-    say(f"stopped at version {version}" if version is not None else "stopped before any version came")
+    ended(version)
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

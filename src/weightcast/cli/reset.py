@@ -37,7 +37,7 @@ def reset(
     tell(values | {"mirror_left": left, "replicas_left": replicas})
     say(f"{count(deleted, 'object')} deleted from {store.url}")
     if left is not None:
-        say(f"a mirror of it is left in {left}: `weightcast cache prune` deletes it")
+        say(f"a mirror of it is left in {left}; delete that folder if nothing needs it")
     if replicas:
         say(f"{count(len(replicas), 'replica')} reported and may hold its weights: {', '.join(replicas)}")
 
@@ -55,7 +55,10 @@ def _channel(store: Store) -> Chain | None:
 def _last(chain: Chain | None) -> str:
     if chain is None:
         return "all its versions, though its record is damaged (`weightcast repair` may restore it)"
-    head = chain.head()
+    try:
+        head = chain.head()
+    except FormatError:
+        return "all its versions, though its newest is damaged"
     return f"all its versions, up to {head.position.version}" if head else "no version"
 
 

@@ -42,7 +42,7 @@ def common(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of text: one object, or one a line while following.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print what the library logs, too.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Also print what the library logs.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no warnings and no progress bars.")] = False,
     log_file: Annotated[
         str | None, typer.Option("--log-file", metavar="PATH", help="Append what the library logs to a file.")

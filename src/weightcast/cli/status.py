@@ -24,19 +24,18 @@ from weightcast.store.base import Listed, debris
 if TYPE_CHECKING:
     from weightcast.follow.mirror_reader import MirrorStatus
 
-_KINDS = (ANCHORS, DELTAS, SQUASHES, MANIFESTS, REPLICAS, PINS, TAGS, DOOMED)
-_ONE = {
-    "anchors": "anchor file",
-    "deltas": "delta",
-    "squashes": "squash",
-    "manifests": "manifest",
-    "replicas": "heartbeat",
-    "pins": "pin",
-    "tags": "tag",
-    "doomed": "deletion list",
+_KINDS = {
+    ANCHORS: "anchor file",
+    DELTAS: "delta",
+    SQUASHES: "squash",
+    MANIFESTS: "manifest",
+    REPLICAS: "heartbeat",
+    PINS: "pin",
+    TAGS: "tag",
+    DOOMED: "deletion list",
     "unfinished": "unfinished upload",
 }
-"""What an object of each kind is called."""
+"""Kinds of objects by prefix, and what people call one of each."""
 
 
 def status(url: Url) -> None:
@@ -99,8 +98,10 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
         "references": references,
         "pins": sorted(pins(chain)),
         "tags": {tag.name: tag.position.version for tag in valid_tags(chain)[0]},
-        "stored": {kind.rstrip("/"): _weigh(chain.store.list(kind)) for kind in _KINDS}
-        | {"unfinished": _weigh(debris(chain.store))},
+        "stored": {
+            kind.rstrip("/"): _weigh(debris(chain.store) if kind == "unfinished" else chain.store.list(kind))
+            for kind in _KINDS
+        },
         "replicas": [_replica(beat, heard, head, now) for beat, heard in heartbeats(chain)],
     }
 
@@ -143,8 +144,8 @@ def _print(found: dict[str, Any]) -> None:
         "pins": ", ".join(map(str, found["pins"])) or "none",
         "tags": ", ".join(f"{name} (version {found['tags'][name]})" for name in names) or "none",
         "stored": ", ".join(
-            f"{size(weight['bytes'])} in {count(weight['objects'], _ONE[kind])}"
-            for kind, weight in stored.items()
+            f"{size(weight['bytes'])} in {count(weight['objects'], name)}"
+            for name, weight in zip(_KINDS.values(), stored.values(), strict=True)
             if weight["objects"]
         ),
         "replicas": f"{len(found['replicas']):,} reported",

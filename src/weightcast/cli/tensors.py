@@ -26,7 +26,8 @@ def most_changed(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def list_tensors(rows: Sequence[Mapping[str, Any]], everything: bool) -> None:
     """Print tensors with `name`, `changed`, `density`, `dtype`, `shape` and, where it is known, `bytes`."""
     shown = most_changed(rows)[: None if everything else MOST]
-    table = Table("% changed", "elements", "size", "dtype", "shape", Column("tensor", left=True))
+    details = Column("size", rank=1), Column("dtype", rank=3), Column("shape", rank=2)
+    table = Table("% changed", "elements", *details, Column("tensor", left=True))
     for row in shown:
         stored, shape = row.get("bytes"), "×".join(map(str, row["shape"])) or "scalar"
         table.add(

@@ -153,7 +153,8 @@ def _print(result: _Result) -> None:
     for note in result.notes:
         say(f"note: {note}")
     if result.findings:
-        say(count(len(result.findings), "finding"))
+        remedy = "`weightcast repair` restores channel.json, `weightcast publish --anchor` a lost newest version"
+        say(f"{count(len(result.findings), 'finding')}; {remedy}")
     elif result.proven is not None:
         say(f"intact up to version {result.head}: {count(result.proven, 'object')} decoded, and all digests agree")
     else:

@@ -199,7 +199,7 @@ def _files_of(path: Path) -> dict[Path, set[str] | None]:
     """The files of a checkpoint, each with the tensors its index puts there, if it has an index."""
     if not path.is_dir():
         if not path.exists() and not path.is_symlink():
-            raise CheckpointError("there is no such file or folder", file=str(path))
+            raise CheckpointError("there is no such file or folder", file=str(path), hint="Check the path.")
         return {path: None}
     if (path / INDEX).exists():
         return {path / file: names for file, names in _read_index(path / INDEX).items()}
