@@ -61,6 +61,13 @@ def test_tag_that_is_not_there_is_refused_before_the_engine_is_asked(
     assert engine.calls == []
 
 
+@pytest.mark.parametrize("verb", ["attach", "verify"])
+def test_engine_without_a_scheme_is_refused_instead_of_waited_for(training: Training, verb: str) -> None:
+    done = run(verb, training.url, "--engine", "localhost:8000")
+    assert done.code == USAGE
+    assert "Write http://host:port." in done.complaint
+
+
 def test_one_version_and_every_version_exclude_each_other(training: Training, engine: Local, tmp_path: Path) -> None:
     assert attach(training, tmp_path, "--version", "1", "--every-version").code == USAGE
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 import pytest
 from cases import same_bits
 from channels import small_model, train
+from fake_clock import FakeClock
 from typer.testing import CliRunner
 
 import weightcast as wc
@@ -27,7 +28,6 @@ from weightcast.cli.command import Arrival, Command
 from weightcast.follow.command_record import Ran, read_ran, write_ran
 from weightcast.follow.mirror_reader import reading
 from weightcast.store import open_store
-from weightcast.store.backoff import Clock
 
 PROGRAM = [sys.executable, "-m", "weightcast"]
 SHORT = 13
@@ -219,14 +219,6 @@ def test_output_of_a_command_stays_out_of_the_json_stream(channel: Channel, tmp_
 
 
 # -- when it is due ----------------------------------------------------------------------------------------------------
-
-
-class FakeClock(Clock):
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 @pytest.fixture

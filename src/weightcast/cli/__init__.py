@@ -82,7 +82,8 @@ def _plainly(parameter: Any, kind: Any) -> Callable[[Any, Any], Any]:
 
     def process(context: Any, value: Any) -> Any:
         is_plain = isinstance(value, str) and kind in (str, str | None)
-        is_default = not isinstance(value, str) and value in (None, parameter.default) and not parameter.required
+        may_lack = not parameter.required or context.resilient_parsing  # the shell completes an unfinished command
+        is_default = not isinstance(value, str) and value in (None, parameter.default) and may_lack
         if (is_plain or is_default) and parameter.nargs == 1 and not parameter.multiple:
             return parameter.callback(context, parameter, value) if parameter.callback else value
         return convert(context, value)

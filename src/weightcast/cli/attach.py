@@ -12,7 +12,7 @@ from weightcast.channel import policy as policies
 from weightcast.channel.policy import Policy
 from weightcast.cli.channels import open_chain, version_named
 from weightcast.cli.console import say, tell
-from weightcast.cli.following import Outage, ended, happened, print_warning
+from weightcast.cli.following import Outage, print_end, print_event, print_warning
 from weightcast.cli.options import NAMES, Every, Url
 from weightcast.engine.agent import Agent
 from weightcast.engine.client import HttpEngine
@@ -89,10 +89,11 @@ def attach(
             return
         watch = _watched(agent, listen, token_file, opened)
         fields = {"channel": chain.store.url, "engine": engine, "mirror": str(folder), "replica": name}
-        happened("begin", f"following {chain.store.url} for {engine}, with a mirror in {folder}, as {name}", **fields)
+        line = f"following {chain.store.url} for {engine}, with a mirror in {folder}, as {name}"
+        print_event("begin", line, **fields)
         with suppress(KeyboardInterrupt):
             _follow(agent, watch, every)
-        ended(agent.position.version if agent.position else None)
+        print_end(agent.position.version if agent.position else None)
 
 
 def _bring_once(agent: Agent) -> None:
@@ -152,7 +153,7 @@ def _print(update: EngineUpdate) -> None:
     loaded = f"  {update.reloaded:,} tensors reloaded" if update.reloaded else ""
     doubts = f"  {len(update.unproven):,} unproven" if update.unproven else ""
     changed = f"{update.changed:>12,} elements  paused {1000 * update.pause:8.1f} ms"
-    happened(
+    print_event(
         "version",
         f"version {update.position.version:<6} {changed}{loaded}{doubts}",
         **update.as_json(),

@@ -204,6 +204,7 @@ _REMEDIES = {
     errno.EDQUOT: "Make room and try again.",
     errno.ENOENT: "Check the path.",
     errno.ENOTDIR: "Check the path.",
+    errno.EEXIST: "Name another place.",
     errno.ENAMETOOLONG: "Name a shorter path.",
     errno.EMFILE: "Allow more open files, with `ulimit -n`.",
 }

@@ -11,13 +11,13 @@ from weightcast.errors import WeightcastError
 from weightcast.store.backoff import CLOCK, Clock
 
 
-def happened(event: str, line: str, **fields: Any) -> None:
+def print_event(event: str, line: str, **fields: Any) -> None:
     """Print an event: for people a line with the time of day, for programs its fields."""
     tell({"event": event, "time": round(time.time(), 3), **fields})
     say(f"{time.strftime('%H:%M:%S')}  {line}")
 
 
-def ended(version: int | None) -> None:
+def print_end(version: int | None) -> None:
     """Print the version at which following ended."""
     tell({"event": "end", "version": version})
     say(f"stopped at version {version}" if version is not None else "stopped before any version came")
@@ -58,7 +58,7 @@ class Outage:
         """Call it after every round: the first one that did not fail ends the outage."""
         if self._began is not None and not self._failed:
             lasted = self._clock.now() - self._began
-            happened("recovered", f"back to normal after {span(lasted)}", seconds=round(lasted, 3))
+            print_event("recovered", f"back to normal after {span(lasted)}", seconds=round(lasted, 3))
             self._began = None
             self._warned.clear()
         self._failed = False

@@ -15,7 +15,7 @@ from weightcast.channel.policy import Newest, Pinned
 from weightcast.cli.channels import head_of, open_chain, version_named
 from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import SHORT, caution, computing, fields_of, say, tell, warn
-from weightcast.cli.following import Outage, ended, happened
+from weightcast.cli.following import Outage, print_end, print_event
 from weightcast.cli.options import NAMES, Every, Threads, Url
 from weightcast.cli.wording import is_ahead, size, span
 from weightcast.errors import (
@@ -152,7 +152,7 @@ def _begin(subscriber: Subscriber, folder: Path, replica: str | None) -> None:
     url, at = subscriber.chain.store.url, subscriber.position
     held = f"at version {at.version}" if at else "which has no version yet"
     fields = {"channel": url, "folder": str(folder), "replica": replica, "version": at.version if at else None}
-    happened("begin", f"following {url} into {folder}, {held}, as {replica}", **fields)
+    print_event("begin", f"following {url} into {folder}, {held}, as {replica}", **fields)
 
 
 def follow_channel(
@@ -165,7 +165,7 @@ def follow_channel(
         if update is not None:
             command_trouble = Outage(_FATAL, clock)
             arrival = _arrival(subscriber.chain, update.position, update.nbytes, update.total_seconds)
-            happened("version", _line(arrival, "lag"), **_fields(arrival))
+            print_event("version", _line(arrival, "lag"), **_fields(arrival))
         if command is not None:
             _run_if_due(subscriber, folder, command, command_trouble.warn)
 
@@ -205,7 +205,7 @@ def _leave(chain: Chain, folder: Path) -> None:
                 at = mirror.folded.version if mirror.folded else None
                 warn(f"the files stay at version {at}: another process reads them")
             version = mirror.version
-    ended(version)
+    print_end(version)
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

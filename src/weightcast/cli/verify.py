@@ -167,7 +167,8 @@ def _print(result: _Result) -> None:
 def _verify_folder(place: str, url: str, workers: Workers, progress: Report) -> bool:
     folder = Path(place)
     if "://" in place or (folder / CHANNEL).exists():
-        raise UsageError("the folder comes first, then the channel", file=place)
+        hint = "Write `weightcast verify FOLDER URL`."
+        raise UsageError("the folder comes first, then the channel", file=place, hint=hint)
     chain = open_chain(url)
     head = head_of(chain)
     with reading_held(folder, chain.channel.table, chain.channel.id) as found:

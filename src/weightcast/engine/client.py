@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from weightcast.engine import protocol
 from weightcast.engine.messages import ApplyUpdate, Failed, Request
 from weightcast.engine.protocol import MAX_LENGTH, ProtocolError, decode_answer, encode
-from weightcast.errors import EngineError, EngineGoneError, FormatError
+from weightcast.errors import EngineError, EngineGoneError, FormatError, UsageError
 
 _QUICK, _LONG = 60.0, 1800.0
 """Seconds that a request may take; the second for an update, which may load a whole model."""
@@ -62,6 +62,8 @@ class HttpEngine:
     """A vLLM server. It must run with ``VLLM_SERVER_DEV_MODE=1``, which opens the routes for updates."""
 
     def __init__(self, url: str):
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"{url[:200]!r} is not the address of an engine", hint="Write http://host:port.")
         self.url = url.rstrip("/")
 
     def ask(self, request: Request[A]) -> list[A]:
