@@ -26,7 +26,7 @@ def test_verify_names_what_is_missing(world: World) -> None:
     assert gone.name in done.out
     told = run("verify", world.url, "--json")
     assert told.code == FOUND
-    assert any(gone.name in finding["problem"] for finding in json.loads(told.out)["findings"])
+    assert any(gone.name in finding["key"] for finding in json.loads(told.out)["findings"])
 
 
 def test_verify_deep_reads_every_bit(world: World) -> None:
