@@ -179,10 +179,10 @@ def test_model_that_the_hub_refuses_is_an_error_with_its_reason(
     hugging_face.make_model("gated", tmp_path / "model")
     hugging_face.gated.add("tester/gated")
     for name, revision, kind, says in [
-        ("tester/none", "main", MissingError, "the Hub has no such model, or hides it"),
+        ("tester/none", "main", MissingError, "the Hub has no such model, or it is private"),
         ("tester/model", "v9", MissingError, "no such revision"),
         ("tester/gated", "main", AccessError, "access to this model must be requested"),
-        ("not/a/name", "main", MissingError, "the Hub has no such model, or hides it"),
+        ("not/a/name", "main", MissingError, "the Hub has no such model, or it is private"),
     ]:
         with pytest.raises(kind, match=says) as caught:
             wc.init(url, Reference(name, revision))

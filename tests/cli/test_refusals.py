@@ -210,7 +210,7 @@ def test_missing_permission_is_refused(world: World, tmp_path: Path, monkeypatch
         url = s3(monkeypatch, web)
         line = refused(tmp_path, ACCESS, "publish", url, world.checkpoints[VERSIONS])
         assert "these credentials may not" in line
-        assert "Have it allowed" in line
+        assert "Grant the permission" in line
         assert facts("pull", url, tmp_path / "replica")["version"] == VERSIONS - 1, "reading is allowed"
 
 

@@ -283,7 +283,7 @@ for data in (bytes(2 << 20), root / "source"):
         print(error)
 """
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert run.stdout.count("Make room there") == 2
+    assert run.stdout.count("Free some space there") == 2
     assert not names(tmp_path / "store" / ".tmp")
 
 

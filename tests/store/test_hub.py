@@ -188,7 +188,7 @@ def refused(call: Callable[[], object], kind: type[StoreError], says: str) -> St
 def test_unknown_token_is_an_access_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     for _, call in calls(HubStore(bucket)):
-        assert "hf auth login" in str(refused(call, AccessError, "does not know who asks").hint)
+        assert "hf auth login" in str(refused(call, AccessError, "does not accept the token").hint)
 
 
 def test_read_only_token_is_an_access_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +235,8 @@ def test_malformed_answers_raise_our_errors(bucket: str, body: bytes, monkeypatc
     [
         (503, UnreachableError, "cannot answer now (503)"),
         (500, UnreachableError, "cannot answer now (500)"),
-        (429, UnreachableError, "asks to slow down"),
-        (401, AccessError, "does not know who asks"),
+        (429, UnreachableError, "limits the rate of requests"),
+        (401, AccessError, "does not accept the token"),
         (403, AccessError, "may not"),
         (418, StoreError, "refuses the request (418)"),
     ],
@@ -296,7 +296,7 @@ def test_unknown_host_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("no_proxy", "*")
     for verb, call in calls(HubStore("hf://buckets/me/x")):
-        refused(call, UnreachableError, "cannot be reached" if verb == "write" else "name is not known")
+        refused(call, UnreachableError, "cannot be reached" if verb == "write" else "name cannot be resolved")
 
 
 @pytest.mark.usefixtures("_hasty")

@@ -114,7 +114,7 @@ def test_missing_bucket_is_an_error(rgw: Endpoint) -> None:
     ("endpoint", "says"),
     [
         ("http://127.0.0.1:1", "nothing answers at the endpoint"),
-        ("http://host.invalid", "name is not known"),
+        ("http://host.invalid", "name cannot be resolved"),
         ("https://{here}", "does not speak TLS"),
     ],
 )
@@ -147,7 +147,7 @@ def s3_error(code: str) -> str:
 @pytest.mark.parametrize(
     ("answer", "kind", "says"),
     [
-        (http("503 Slow Down", s3_error("SlowDown")), UnreachableError, "asks to slow down"),
+        (http("503 Slow Down", s3_error("SlowDown")), UnreachableError, "limits the rate of requests"),
         (http("503 Service Unavailable"), UnreachableError, "cannot answer now (503)"),
         (http("500 Internal Server Error", "oops"), UnreachableError, "cannot answer now (500)"),
         (http("429 Too Many Requests"), UnreachableError, "cannot answer now (429)"),

@@ -98,7 +98,7 @@ store.create("a", b"")
 def test_missing_permission_is_not_reported_as_missing_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refuse(errno.EPERM))
     monkeypatch.setattr(rename, "rename_exclusively", refuse(errno.EPERM))
-    with pytest.raises(AccessError, match="the file system refuses it"):
+    with pytest.raises(AccessError, match="the file system refused access"):
         FileStore(tmp_path).create("a", b"")
 
 

@@ -100,7 +100,7 @@ class Chain(ChainReader):
         return ref
 
     def put_squash(self, base: int, position: Position, data: Path) -> Edge:
-        """Upload a merged patch: its key holds all that readers must know, so this is its commit, too."""
+        """Upload a merged patch. Its key holds all that readers must know, so this also commits it."""
         sha256, size = summary(data)
         key = squash_key(base, position, sha256)
         self.store.put(key, data)

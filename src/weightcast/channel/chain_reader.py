@@ -101,9 +101,9 @@ class ChainReader:
         Neither the hint nor a listing may be fresh, so later versions are probed.
         """
         hint = known if known is not None else self._hint()
-        newest = self._newest_listed(hint or 0)
+        newest = max(self.versions((hint or 0) - 1), default=None)
         if newest is None and hint:
-            newest = self._newest_listed(0)
+            newest = max(self.versions(), default=None)
         found: Manifest | None = None
         for candidate in sorted({version for version in (hint, newest) if version is not None}, reverse=True):
             with suppress(MissingError):
@@ -135,9 +135,6 @@ class ChainReader:
         """Keys of one version's commits; the first counts. The listing is small, however long the chain is."""
         listing = self.store.list(manifest_key(version).removesuffix(".json"))
         return [listed.key for listed in listing if self.version_of(listed.key) is not None]
-
-    def _newest_listed(self, first: int) -> int | None:
-        return max(self.versions(first - 1), default=None)
 
     def _hint(self) -> int | None:
         position = read_hint(self.store, HEAD, head_from_json)
@@ -242,7 +239,7 @@ class ChainReader:
 
 
 def read_record(store: Store, key: str, most: int = MAX_JSON) -> bytes:
-    """A JSON object of a channel, of ``most`` bytes."""
+    """The bytes of a record; `FormatError` if it has more than ``most``."""
     data = store.get(key, 0, most + 1)
     if len(data) > most:
         raise FormatError(f"the object is larger than {most:,} bytes", file=f"{store.url}/{key}")

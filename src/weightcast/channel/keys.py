@@ -1,4 +1,4 @@
-"""Positions, and the names of all objects of a channel (SPEC 11.2): a listing alone says what leads where."""
+"""Positions, and the names of all objects of a channel (SPEC 11.2): a listing alone shows all edges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Position:
 
 
 def manifest_key(version: int, writer: str | None = None) -> str:
-    """The commit of a version; with the ``writer`` in it, made unique, where the store cannot fence writers off."""
+    """The commit of a version; with a unique ``writer`` in it where the store cannot create if absent."""
     return f"{MANIFESTS}{version:012d}{f'-{writer}' if writer else ''}.json"
 
 
@@ -38,7 +38,7 @@ def delta_key(position: Position, sha256: str) -> str:
 
 
 def squash_key(base: int, position: Position, sha256: str) -> str:
-    """A squash has no record of its own: all that a reader must know of it is in its name."""
+    """A squash has no record: its key holds all that a reader must know."""
     return f"{SQUASHES}{base:012d}-{position.version:012d}-{position.digest[:16]}-{sha256}.safetensors"
 
 
@@ -132,7 +132,7 @@ HEAD_WORD, NOTHING_WORD = "head", "nothing"
 
 
 def is_tag(name: str) -> bool:
-    """Whether ``name`` can be a tag. It begins with a letter, so that none can be taken for a version's number."""
+    """Whether ``name`` can be a tag. It begins with a letter, so that it is never a version's number."""
     if not _NAME.fullmatch(name) or not name[0].isalpha() or ".." in name:
         return False
     return name.lower() not in (HEAD_WORD, NOTHING_WORD)
@@ -190,8 +190,8 @@ MAX_FILE_NAME = 200
 
 
 def is_plain_file(name: str) -> bool:
-    """A name that can only be a file of the very folder it is put into, and hides nothing there."""
-    # A lone surrogate is not printable: it cannot be encoded, so that is asked first.
+    """Whether a name is that of a visible file directly in the folder it is put into."""
+    # A lone surrogate is not printable. This is checked first because it cannot be encoded.
     if not name.isprintable() or not 0 < len(name.encode()) <= MAX_FILE_NAME:
         return False
     return name[0] != "." and not set(name) & set("/\\")

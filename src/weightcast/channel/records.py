@@ -1,4 +1,4 @@
-"""The small JSON objects of a channel: what each says, and every check when one is read (SPEC 11)."""
+"""The small JSON objects of a channel, and every check when one is read (SPEC 11)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """An immutable object: its name, and what its bytes must be."""
+    """An immutable object: its key, size and SHA-256."""
 
     key: str
     size: int
@@ -75,7 +75,7 @@ class Manifest:
     """By the writer's clock; for people."""
     writer: str
     label: str | None = None
-    """One line for people, by whoever published it."""
+    """One line for people, from the publisher."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Tag:
     name: str
     position: Position
     time: float
-    """When it was set, by the clock of whoever set it; for people."""
+    """When it was set, by the setter's clock; for people."""
 
 
 @dataclass(frozen=True)

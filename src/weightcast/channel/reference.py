@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -94,19 +94,24 @@ def _snapshot(
     import httpx2
 
     model = _Model(hub, reference.repository, reference.revision, _url(reference))
-    try:  # one attempt, where a download makes many: is the Hub reachable, and are we allowed?
+    try:  # one attempt, where a download makes many: is the Hub reachable, and may we read?
         found = _api(hub).model_info(
             reference.repository, revision=reference.revision, timeout=_SECONDS, files_metadata=True
         )
     except (httpx2.TransportError, hub.errors.OfflineModeIsEnabled):
-        return model.download([*_COMPANIONS, *model.weights_in_cache()], report, local_files_only=True)
-    # Download the commit whose sizes were checked: a branch may move in between.
+        cached = _weights(model.cached(INDEX), model.cached(SINGLE) is not None, model.url)
+        return model.download([*_COMPANIONS, *cached], report, local_files_only=True)
+    # Download the commit whose sizes were checked: a branch may move meanwhile.
     model = replace(model, revision=found.sha or reference.revision)
     sizes = {file.rfilename: file.size for file in found.siblings or []}
     companions = model.select(sizes, _COMPANIONS)
-    _refuse_large_companions(companions, model.url)
-    weights = model.select(sizes, model.weights_among(sizes))
-    _refuse_large_weights(weights, expected_bytes, model.url)
+    what = "files other than weights"
+    _refuse_large(companions, _MAX_COMPANIONS, what, f"; the limit is {_MAX_COMPANIONS:,}", model.url)
+    index = model.download([INDEX], silent) / INDEX if INDEX in sizes else None
+    weights = model.select(sizes, _weights(index, SINGLE in sizes, model.url))
+    if expected_bytes is not None:
+        most, than = 2 * expected_bytes + _HEADERS, f", but the channel's have {expected_bytes:,}"
+        _refuse_large(weights, most, "weights", than, model.url)
     model.require_space(companions | weights, folder, linked=linked)
     return model.download([escape(name) for name in companions | weights], report)
 
@@ -128,19 +133,6 @@ class _Model:
             hint = "Check HF_ENDPOINT if it is set."
             raise StoreError("the Hub does not say how large the model's files are", url=self.url, hint=hint)
         return {name: size or 0 for name, size in selected.items()}
-
-    def weights_among(self, names: Collection[str]) -> list[str]:
-        """Patterns of the files that hold the checkpoint's weights, without copies in other layouts."""
-        if INDEX in names:
-            return _named_in(self.download([INDEX], silent) / INDEX, self.url)
-        return [SINGLE if SINGLE in names else _WEIGHTS]
-
-    def weights_in_cache(self) -> list[str]:
-        """The same by the cache alone."""
-        index = self.cached(INDEX)
-        if index is not None:
-            return _named_in(index, self.url)
-        return [SINGLE if self.cached(SINGLE) else _WEIGHTS]
 
     def cached(self, name: str) -> Path | None:
         found = self.hub.try_to_load_from_cache(self.repository, name, revision=self.revision)
@@ -171,6 +163,13 @@ class _Model:
         return Path(snapshot)
 
 
+def _weights(index: Path | None, single: bool, url: str) -> list[str]:
+    """Patterns of the files that hold the checkpoint's weights, without copies in other layouts."""
+    if index is not None:
+        return _named_in(index, url)
+    return [SINGLE if single else _WEIGHTS]
+
+
 def _named_in(index: Path, url: str) -> list[str]:
     """Patterns of the files that an index names. The names are untrusted: they match files of the model or nothing."""
     try:
@@ -185,31 +184,17 @@ def _named_in(index: Path, url: str) -> list[str]:
     return sorted({escape(name) for name in files.values()})
 
 
-def _refuse_large_companions(sizes: Mapping[str, int], url: str) -> None:
+def _refuse_large(sizes: Mapping[str, int], most: int, what: str, than: str, url: str) -> None:
     total = sum(sizes.values())
-    if total > _MAX_COMPANIONS:
-        problem = f"the model's files other than weights have {total:,} bytes; the limit is {_MAX_COMPANIONS:,}"
-        raise StoreError(problem, url=url, hint=_OTHER_MODEL)
-
-
-def _refuse_large_weights(sizes: Mapping[str, int], expected: int | None, url: str) -> None:
-    total = sum(sizes.values())
-    if expected is not None and total > 2 * expected + _HEADERS:
-        problem = f"the model's weights have {total:,} bytes, but the channel's have {expected:,}"
-        raise StoreError(problem, url=url, hint=_OTHER_MODEL)
+    if total > most:
+        raise StoreError(f"the model's {what} have {total:,} bytes{than}", url=url, hint=_OTHER_MODEL)
 
 
 def _files_in(snapshot: Path) -> dict[str, Path]:
     """The files of a snapshot that belong in a checkpoint folder, by name; the cache may hold files for other tools."""
     names = {path.name for path in snapshot.iterdir() if path.is_file()}
-    weights = {name for name in names if name.endswith(".safetensors")}
-    if INDEX in names:
-        own = set(_named_in(snapshot / INDEX, str(snapshot)))
-        weights = {name for name in weights if escape(name) in own}
-    elif SINGLE in names:
-        weights = {SINGLE}
-    others = {name for name in names if not name.endswith(".safetensors")}
-    wanted = weights | {name for name in others if any(fnmatchcase(name, pattern) for pattern in _COMPANIONS)}
+    weights = _weights(snapshot / INDEX if INDEX in names else None, SINGLE in names, str(snapshot))
+    wanted = {name for name in names if any(fnmatchcase(name, pattern) for pattern in (*_COMPANIONS, *weights))}
     return {name: (snapshot / name).resolve() for name in wanted if is_plain_file(name) and is_wanted(name)}
 
 
@@ -250,7 +235,7 @@ def _asking(reference: Reference) -> Iterator[Any]:
             raise MissingError("the model has no such revision", url=url, hint="Check the revision.") from None
         except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError):
             hint = "Check the name; if it is private, run `hf auth login`, or set HF_TOKEN."
-            raise MissingError("the Hub has no such model, or hides it", url=url, hint=hint) from None
+            raise MissingError("the Hub has no such model, or it is private", url=url, hint=hint) from None
         except hub.errors.LocalEntryNotFoundError:
             hint = "Check the network, HF_HUB_OFFLINE, and HF_ENDPOINT if it is set."
             raise UnreachableError(
@@ -259,7 +244,7 @@ def _asking(reference: Reference) -> Iterator[Any]:
 
 
 def _telling(hub: Any, report: Report) -> Any:
-    """A progress bar that is not drawn, and passes the bytes to ``report``."""
+    """A progress bar that is not drawn and calls ``report`` instead."""
 
     class Telling(hub.utils.tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any):

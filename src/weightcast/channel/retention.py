@@ -1,4 +1,4 @@
-"""What is no longer needed: a pure function of what a bucket holds and its age by the store's clock."""
+"""What is no longer needed: a pure function of what a bucket holds, and how old that is by the store's clock."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Retention:
     """How long things are kept, in seconds by the store's clock."""
 
     window: float = 7 * 86400.0
-    """Versions younger than this can be reached, and left from, by everyone."""
+    """Replicas can reach versions younger than this, and continue from them."""
     grace: float = 86400.0
-    """Nothing younger than this is deleted: an upload in flight looks like an orphan, a download needs its object."""
+    """Nothing younger than this is deleted: a running upload looks like an orphan, a download needs its object."""
     patience: float = 28 * 86400.0
-    """A replica whose version is older than this no longer holds anything back."""
+    """Nothing is kept for a replica whose version is older than this."""
     keep_last: int = 0
     """This many of the newest versions stay reachable."""
     keep_daily: int = 0
@@ -71,7 +71,7 @@ class Garbage:
 
 
 def horizon(inventory: Inventory, policy: Retention) -> int:
-    """The oldest version that everyone must be able to leave from."""
+    """The oldest version that replicas must be able to continue from."""
     young = [version for version, age in inventory.manifests.items() if age < policy.window]
     waited_for = [
         version
@@ -84,8 +84,8 @@ def horizon(inventory: Inventory, policy: Retention) -> int:
 def kept_by_rule(inventory: Inventory, policy: Retention) -> dict[int, tuple[str, ...]]:
     """Versions that must stay reachable whatever their age, with the reasons: pins, tags, and the rules of ``policy``.
 
-    The rules are those of `restic forget`: each picks versions by itself, newest first, and what any of them picks is
-    kept. The day of a version is that on which the store got its manifest.
+    The rules are those of `restic forget`: each picks versions on its own, newest first, and what any of them picks is
+    kept. The day of a version is that on which the store received its manifest.
     """
     why: dict[int, tuple[str, ...]] = {}
 

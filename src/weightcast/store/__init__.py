@@ -1,4 +1,4 @@
-"""Buckets: one small protocol, and what speaks it.
+"""Buckets: one small protocol and its implementations.
 
 `base` has the protocol; `memory`, `file`, `object`, `hub` and `http` are the kinds of buckets. `retry` and `rate` wrap
 any of them: time limits and retries, and a limit on bytes per second. `probe` finds out what a bucket guarantees,
@@ -69,7 +69,7 @@ def open_store(url: str | Path | Store, report: Report = silent) -> Store:
         from weightcast.store.http import HttpStore
 
         return Patient(HttpStore(f"{scheme}://{rest}"))
-    raise _unknown(url, scheme)
+    raise _not_an_address(url, "" if scheme in _KNOWN else _nearest(scheme))
 
 
 def _folder(path: Path) -> Store:
@@ -89,16 +89,13 @@ def _refuse_slip(url: str) -> None:
     """`UsageError` for text that is neither a known address nor meant as a path."""
     if not url or "\0" in url:
         raise UsageError("no bucket is named", hint=_EXAMPLES)
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, _ = url.partition(":")
     if colon and "/" not in scheme and not Path(url).exists() and (near := _nearest(scheme)):
-        raise UsageError(
-            f"not the address of a bucket: {url!r}", hint=f"Did you mean {near}://{rest.lstrip('/')}? {_EXAMPLES}"
-        )
+        raise _not_an_address(url, near)
 
 
-def _unknown(url: str, scheme: str) -> UsageError:
-    near = "" if scheme in _KNOWN else _nearest(scheme)
-    guess = f"Did you mean {near}://{url.partition('://')[2]}? " if near else ""
+def _not_an_address(url: str, near: str) -> UsageError:
+    guess = f"Did you mean {near}://{url.partition(':')[2].lstrip('/')}? " if near else ""
     return UsageError(f"not the address of a bucket: {url!r}", hint=guess + _EXAMPLES)
 
 

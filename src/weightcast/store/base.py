@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 from weightcast.errors import UsageError
 
 Data = bytes | memoryview | Path
-"""What goes into an object: bytes, or all of a file, which is streamed."""
+"""The content of an object: bytes, or a file, which is streamed."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Store(Protocol):
     """A bucket, or a folder of one. Keys are relative to it: parts joined by `/` (`is_key`).
 
     An object appears whole or not at all. Errors are `StoreError`s: `MissingError` where a key is not there,
-    `UnreachableError` for what another attempt may cure, `AccessError` for credentials and permissions.
+    `UnreachableError` if another attempt may succeed, `AccessError` for credentials and permissions.
     """
 
     @property
     def url(self) -> str:
-        """Where this is, for people; without secrets."""
+        """The address, for messages; without secrets."""
         ...
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
@@ -60,7 +60,7 @@ Stored = Callable[[str], None]
 
 @runtime_checkable
 class Batching(Protocol):
-    """A store that takes or removes many objects with few requests."""
+    """A store that writes or deletes many objects with few requests."""
 
     def put_all(self, objects: Mapping[str, Data], stored: Stored) -> None:
         """`put` for each of ``objects``, in any order; ``stored`` is called with the key of each that is durable."""
@@ -72,7 +72,7 @@ class Batching(Protocol):
 
 
 def put_all(store: Store, objects: Mapping[str, Data], stored: Stored = lambda key: None) -> None:
-    """`put` for each of ``objects``, with as few requests as the store can do it."""
+    """`put` each of ``objects``, with as few requests as the store allows."""
     if isinstance(store, Batching):
         store.put_all(objects, stored)
         return
@@ -82,7 +82,7 @@ def put_all(store: Store, objects: Mapping[str, Data], stored: Stored = lambda k
 
 
 def delete_all(store: Store, keys: Collection[str]) -> None:
-    """`delete` for each of ``keys``, with as few requests as the store can do it."""
+    """`delete` each of ``keys``, with as few requests as the store allows."""
     if isinstance(store, Batching):
         store.delete_all(keys)
         return
@@ -97,7 +97,7 @@ class Littered(Protocol):
     def debris(self) -> Iterator[Listed]:
         """Unfinished uploads, in any order; ``modified`` is when bytes were last added, by the store's own clock.
 
-        Uploads that are running are among them: only ``modified`` tells them from abandoned ones.
+        Running uploads are among them: only ``modified`` distinguishes them from abandoned ones.
         """
         ...
 
@@ -118,7 +118,7 @@ def discard_debris(store: Store, keys: Collection[str]) -> None:
 
 
 _MAX_PART, _MAX_KEY = 255, 900
-"""Bytes: what file systems allow, and what is left of S3's 1024 for a folder of a bucket."""
+"""Bytes: the limit of file systems, and what a folder of a bucket leaves of S3's 1024."""
 
 
 def is_key(key: str) -> bool:

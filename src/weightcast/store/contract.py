@@ -41,7 +41,7 @@ class StoreContract:
     """
 
     honours_create = True
-    """False for a store whose `create` may overwrite: writers are then fenced off by other means."""
+    """False for a store whose `create` may overwrite: channels then fence writers by listing."""
 
     overlapping = True
     """False for a store in which `a` and `a/b` cannot both be objects, as in a file system."""
@@ -84,7 +84,7 @@ class StoreContract:
             assert store.get(place + "a", start, length) == content[start : start + length]
         assert store.get(place + "a", 1000) == content[1000:]
 
-    def test_ranges_at_and_behind_the_end_are_empty(self, store: Store, place: str) -> None:
+    def test_ranges_at_and_after_the_end_are_empty(self, store: Store, place: str) -> None:
         store.put(place + "a", b"content")
         store.put(place + "empty", b"")
         for start, length in [(7, 1), (7, None), (8, 1), (10**9, 10), (3, 0), (0, 0), (10**12, None)]:
@@ -103,7 +103,7 @@ class StoreContract:
             assert store.get(place + "a") == content
         assert self.keys(store, place) == [place + "a"]
 
-    def test_the_probe_finds_out_what_create_is_worth(self, store: Store) -> None:
+    def test_probe_finds_whether_create_is_conditional(self, store: Store) -> None:
         assert honours_create(store) == self.honours_create
 
     def test_create_does_not_replace(self, store: Store, place: str) -> None:
@@ -144,7 +144,7 @@ class StoreContract:
         for i, key in enumerate(expected):
             assert self.keys(store, place, key) == expected[i + 1 :]
 
-    def test_a_long_listing(self, store: Store, place: str) -> None:
+    def test_long_listing_is_complete_and_ordered(self, store: Store, place: str) -> None:
         names = [f"{place}{i % 3}/{i:012d}.json" for i in range(self.many)]
         with ThreadPoolExecutor(16) as threads:
             list(threads.map(lambda key: store.put(key, key.encode()), names))
@@ -156,7 +156,7 @@ class StoreContract:
         assert self.keys(store, place, names[middle] + "0") == names[middle + 1 :]
         assert self.keys(store, place, names[-1]) == []
 
-    def test_a_prefix_need_not_be_a_folder(self, store: Store, place: str) -> None:
+    def test_prefix_need_not_be_a_folder(self, store: Store, place: str) -> None:
         for name in ("m/0001", "m/0002", "m/0010", "m-x", "n/1"):
             store.put(place + name, b"")
         assert self.keys(store, f"{place}m") == [place + name for name in ("m-x", "m/0001", "m/0002", "m/0010")]
@@ -167,13 +167,13 @@ class StoreContract:
         assert self.keys(store, f"{place}m/", f"{place}n/0") == []
         assert self.keys(store, f"{place}n/", f"{place}m/0") == [f"{place}n/1"]
 
-    def test_a_listing_of_nothing(self, store: Store, place: str) -> None:
+    def test_listing_of_nothing_is_empty(self, store: Store, place: str) -> None:
         store.put(place + "a", b"")
         assert self.keys(store, place + "b") == []
         assert self.keys(store, place + "b/c/") == []
         assert self.keys(store, place + "a/") == []
 
-    def test_a_listing_shows_what_is_written_and_not_what_is_deleted(self, store: Store, place: str) -> None:
+    def test_listing_shows_what_is_written_and_not_what_is_deleted(self, store: Store, place: str) -> None:
         for i in range(20):
             store.put(f"{place}{i:02}", b"")
             assert len(self.keys(store, place)) == i + 1
@@ -181,14 +181,14 @@ class StoreContract:
             store.delete(f"{place}{i:02}")
             assert len(self.keys(store, place)) == 19 - i
 
-    def test_delete_of_nothing_is_no_error(self, store: Store, place: str) -> None:
+    def test_delete_of_a_missing_object_succeeds(self, store: Store, place: str) -> None:
         store.put(place + "a", b"")
         for key in (place + "a", place + "a", place + "b", place + "c/d/e"):
             store.delete(key)
         assert self.keys(store, place) == []
 
     def test_many_are_written_and_removed_together(self, store: Store, place: str, tmp_path: Path) -> None:
-        """As few requests as the store can do it with, or one for each."""
+        """With as few requests as the store allows, or one for each."""
         (tmp_path / "file").write_bytes(b"file")
         objects: dict[str, Data] = {f"{place}{i:02}": str(i).encode() for i in range(30)}
         objects |= {place + "a/b": b"", place + "file": tmp_path / "file"}
@@ -209,7 +209,7 @@ class StoreContract:
         with pytest.raises(UsageError):
             delete_all(store, [place + "a/../b"])
 
-    def test_what_is_missing_is_said(self, store: Store, place: str) -> None:
+    def test_missing_object_is_named(self, store: Store, place: str) -> None:
         store.put(place + "a/b", b"")
         for key in (place + "missing", place + "a/c", place + "a", place + "a/b/c"):
             for start, length in [(0, None), (0, 10), (5, None), (0, 0)]:
@@ -242,7 +242,7 @@ class StoreContract:
             store.delete(place + key)
         assert self.keys(store, place) == []
 
-    def test_an_object_appears_whole_or_not_at_all(self, store: Store, place: str) -> None:
+    def test_object_appears_whole_or_not_at_all(self, store: Store, place: str) -> None:
         """Readers run beside a writer that replaces an object by others, each of one byte repeated."""
         size, seen, writing = 3_000_000, [0], threading.Event()
         writing.set()
@@ -272,7 +272,7 @@ class StoreContract:
                 reader.result()
         assert seen[0] > 20
 
-    def test_modified_is_of_the_stores_clock(self, store: Store, place: str) -> None:
+    def test_modified_is_by_the_stores_clock(self, store: Store, place: str) -> None:
         before = clock(store)
         for i in range(5):
             store.put(f"{place}{i}", b"")
@@ -290,7 +290,7 @@ class StoreContract:
         assert {listed.key for listed in debris(store)} <= before
         discard_debris(store, [])
 
-    def test_what_cannot_be_read_is_not_stored(self, store: Store, place: str, tmp_path: Path) -> None:
+    def test_unreadable_file_is_not_stored(self, store: Store, place: str, tmp_path: Path) -> None:
         for call in (store.put, store.create):
             with pytest.raises(UsageError):
                 call(place + "a", tmp_path / "missing")

@@ -20,7 +20,7 @@ from weightcast.store.threads import Outcome, begin
 
 MIB = 1 << 20
 
-_DAMAGED = "The object is damaged, or not the one that was published: have it published again."
+_DAMAGED = "The object is damaged, or is not the one that was published: publish it again."
 
 
 def sha256_of(path: Path) -> str:
@@ -45,7 +45,7 @@ def summed(files: Mapping[str, Path]) -> dict[str, tuple[str, int]]:
 def mark_of(files: Mapping[str, Path]) -> str:
     """A SHA-256 over a checkpoint's files, without the bits of their tensors.
 
-    With the digest of those beside it, it names the files without reading gigabytes first.
+    Together with the digest of the weights it identifies the files, without reading gigabytes first.
     """
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
@@ -72,7 +72,7 @@ def fetch(
 ) -> None:
     """Download an object of known ``size`` and SHA-256 to ``path``, which appears whole or not at all.
 
-    The bytes gather in a file beside it, and after a kill or an error of the store the next call goes on from there.
+    The bytes are collected in a file beside it; after a kill or an error of the store the next call continues there.
     At most ``parts`` × ``part_size`` bytes are held in memory. `FormatError`: the object is not the one described.
     """
     gathered = path.with_name(f"{path.name}.partial")
@@ -103,7 +103,7 @@ def _open_alone(gathered: Path) -> int:
             raise CheckpointError("another process is downloading this file", file=str(gathered), hint=hint) from None
         if _is(fd, gathered):
             return fd
-        os.close(fd)  # another process finished the download in between
+        os.close(fd)  # another process has finished the download
 
 
 def _is(fd: int, path: Path) -> bool:
@@ -114,7 +114,7 @@ def _is(fd: int, path: Path) -> bool:
 
 
 def _complete(fd: int, path: Path, download: _Download, sha256: str) -> None:
-    """Fill the partial file up; from scratch, if what was there turns out to be the beginning of something else."""
+    """Complete the partial file; from the start, if what it holds is not the beginning of this object."""
     found = os.fstat(fd).st_size
     digest = ""
     for start in (found, 0) if 0 < found <= download.size else (0,):
@@ -144,7 +144,7 @@ class _Download:
         return f"{self.store.url.rstrip('/')}/{self.key}"
 
     def append(self, fd: int, start: int) -> str:
-        """Append the bytes from ``start`` on to a file that has those before; the SHA-256 of all."""
+        """Append the bytes from ``start`` on to a file that holds the earlier ones; returns the SHA-256 of all."""
         with open(fd, "rb", buffering=0, closefd=False) as file:
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256")
@@ -167,7 +167,7 @@ class _Download:
             yield self._checked(*begun.popleft())
 
     def _part(self, at: int) -> bytes:
-        """A part's bytes. Of the last, one more is asked for: it tells whether the object ends where it should."""
+        """A part's bytes. One byte more is requested of the last part: it shows whether the object is too long."""
         left = self.size - at
         return self.store.get(self.key, at, self.part_size if left > self.part_size else left + 1)
 

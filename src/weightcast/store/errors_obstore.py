@@ -1,4 +1,4 @@
-"""What an object store's refusals mean: obstore's errors, read as one sentence and a remedy.
+"""Errors of obstore, translated into one sentence and a remedy.
 
 obstore gives few classes of errors and long texts: the status, the server's error code and the cause of a broken
 connection are only in the text, which is searched here and never shown.
@@ -19,7 +19,7 @@ Meaning = tuple[type[StoreError], str, str]
 _NO_BUCKET: Meaning = (MissingError, "the bucket does not exist", "Create it, or check its name and the endpoint.")
 _EXPIRED: Meaning = (AccessError, "these credentials have expired", "Renew them.")
 _REGION: Meaning = (AccessError, "the bucket is in another region", "Set AWS_REGION to the bucket's region.")
-_SLOW: Meaning = (UnreachableError, "the store asks to slow down", "Try again later.")
+_SLOW: Meaning = (UnreachableError, "the store limits the rate of requests", "Try again later.")
 
 _MEANINGS: dict[str, Meaning] = {
     "NoSuchBucket": _NO_BUCKET,
@@ -50,15 +50,15 @@ _MEANINGS: dict[str, Meaning] = {
     "RequestTimeTooSkewed": (
         AccessError,
         "this machine's clock is too far from the store's",
-        "Set it right; a time server keeps it so.",
+        "Correct it, for example with a time server.",
     ),
-    "QuotaExceeded": (AccessError, "the bucket's quota is used up", "Make room, or have it raised."),
-    "EntityTooLarge": (StoreError, "the store does not take objects of this size", "Make the parts smaller."),
-    "InvalidBucketName": (StoreError, "the store does not take this name for a bucket", "Check the name."),
+    "QuotaExceeded": (AccessError, "the bucket's quota is used up", "Free some space, or raise the quota."),
+    "EntityTooLarge": (StoreError, "the store does not accept objects of this size", "Make the parts smaller."),
+    "InvalidBucketName": (StoreError, "the store does not accept this name for a bucket", "Check the name."),
 }
 
 _CAUSES: list[tuple[str, str, str]] = [
-    ("dns error", "the endpoint's name is not known", "Check the endpoint and the name server."),
+    ("dns error", "the endpoint's name cannot be resolved", "Check the endpoint and the name server."),
     ("ConnectionRefused", "nothing answers at the endpoint", "Check host and port, and whether the server runs."),
     (
         "InvalidCertificate",
@@ -66,8 +66,7 @@ _CAUSES: list[tuple[str, str, str]] = [
         "Set SSL_CERT_FILE to the certificates of your authority.",
     ),
     ("InvalidContentType", "the endpoint does not speak TLS", "Check `http` or `https` in the endpoint."),
-    ("kind: Timeout", "the store did not answer in time", "Check the link, the endpoint and the proxy."),
-    ("TimedOut", "the store did not answer in time", "Check the link, the endpoint and the proxy."),
+    ("kind: Timeout|TimedOut", "the store did not answer in time", "Check the link, the endpoint and the proxy."),
     ("NetworkUnreachable", "no route to the endpoint's network", "Check the link."),
 ]
 
@@ -89,7 +88,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def translated(error: Exception, verb: str, url: str, key: str | None, login: str) -> StoreError:
-    """The error of ours that says the same. ``verb`` is what was tried, ``login`` how to give credentials."""
+    """The same error as one of ours. ``verb`` is what was tried, ``login`` how to provide credentials."""
     kind, problem, hint = _meaning(error, verb, login)
     about_all = (kind, problem, hint) == _NO_BUCKET
     return kind(problem, url=url, key=None if about_all else key, hint=hint)
@@ -111,15 +110,15 @@ def _meaning(error: Exception, verb: str, login: str) -> tuple[type[StoreError],
         return (
             AccessError,
             f"these credentials may not {verb} here",
-            "Have it allowed, or check whose credentials these are.",
+            "Grant the permission, or check whose credentials these are.",
         )
     if status in (408, 409, 425, 429) or (status or 0) >= 500:
         return UnreachableError, f"the store cannot answer now ({status})", "Try again later."
     if status is not None:
         return StoreError, f"the store refuses the request ({status}{' ' + code if code else ''})", None
     for mark, problem, hint in _CAUSES:
-        if mark in text:
+        if re.search(mark, text):
             return UnreachableError, problem, hint
     if "HTTP error" in text or "HttpError" in text:
         return UnreachableError, "the connection to the store broke", "Try again."
-    return StoreError, f"the store does not do it ({type(error).__name__})", login
+    return StoreError, f"the store failed ({type(error).__name__})", login

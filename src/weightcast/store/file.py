@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from weightcast.errors import (
     AccessError,
@@ -32,8 +31,6 @@ from weightcast.errors import (
 from weightcast.store.base import Data, Listed, check_key, check_prefix, check_range, is_key, open_data
 from weightcast.store.rename import name_exclusively
 
-R = TypeVar("R")
-
 _TEMPORARY = ".tmp"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _STALE = 24 * 3600.0
@@ -42,7 +39,7 @@ _STALE = 24 * 3600.0
 _CHUNK = 64 << 20
 
 SYNC_EVERY = 1 << 30
-"""Bytes of an upload after which it is synced: a file gets no younger while it is, and this many take minutes."""
+"""Bytes after which an upload is synced: a file ages during a sync, and this many take minutes."""
 
 _TRIES = 100
 
@@ -71,42 +68,23 @@ class FileStore:
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
         *folders, name = check_key(key).split("/")
-        with self._reading(key), self._folder(folders) as folder:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-            try:
-                status = os.fstat(fd)
+        with self._errors(key, reading=True), self._folder(folders) as folder:
+
+            def opener(name: str, flags: int) -> int:
+                return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+
+            with open(name, "rb", opener=opener) as file:
+                status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise IsADirectoryError(errno.EISDIR, "not a file")
-                left = max(0, status.st_size - start)
-                return _read(fd, start, left if length is None else min(length, left))
-            finally:
-                os.close(fd)
+                file.seek(min(start, status.st_size))
+                return file.read(status.st_size if length is None else min(length, status.st_size))
 
     def put(self, key: str, data: Data) -> None:
-        *folders, name = check_key(key).split("/")
-        with self._writing(key), self._written(data, key) as upload:
-
-            def replace(folder: int) -> None:
-                os.rename(upload.name, name, src_dir_fd=upload.folder, dst_dir_fd=folder)
-
-            self._enter(folders, replace, upload, key)
+        self._store(key, data, _Upload.replace)
 
     def create(self, key: str, data: Data) -> bool:
-        *folders, name = check_key(key).split("/")
-        with self._writing(key), self._written(data, key) as upload:
-
-            def name_if_free(folder: int) -> bool:
-                try:
-                    name_exclusively(upload.name, upload.folder, name, folder, self.url)
-                except FileExistsError:
-                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if stat.S_ISDIR(status.st_mode):
-                        raise
-                    # A network file system may repeat a request whose answer was lost: then the name is taken by us.
-                    return os.path.samestat(os.fstat(upload.fd), status)
-                return True
-
-            return self._enter(folders, name_if_free, upload, key)
+        return self._store(key, data, _Upload.create)
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         top, _, _ = check_prefix(prefix, after).rpartition("/")
@@ -114,7 +92,7 @@ class FileStore:
 
     def delete(self, key: str) -> None:
         *folders, name = check_key(key).split("/")
-        with self._writing(key):
+        with self._errors(key):
             try:
                 with self._folder(folders) as folder:
                     os.unlink(name, dir_fd=folder)
@@ -129,7 +107,7 @@ class FileStore:
 
     def debris(self) -> Iterator[Listed]:
         """The files of `.tmp`: one for each upload that runs or was interrupted. Its key is its path."""
-        with self._reading(None):
+        with self._errors(None, reading=True):
             try:
                 with self._folder([_TEMPORARY]) as folder:
                     found = _uploads(folder)
@@ -142,7 +120,7 @@ class FileStore:
 
     def discard_debris(self, keys: Collection[str]) -> None:
         names = [_debris_name(key) for key in keys]
-        with self._writing(None):
+        with self._errors(None):
             try:
                 with self._folder([_TEMPORARY]) as folder:
                     for name in names:
@@ -166,39 +144,40 @@ class FileStore:
         finally:
             os.close(fd)
 
-    def _enter(self, folders: Sequence[str], enter: Callable[[int], R], upload: _Upload, key: str) -> R:
-        """Give a file its name in a folder, durably. The folder is made again if a `delete` removed it as empty."""
-        for _ in range(_TRIES):
-            try:
-                with self._folder(folders, make=True) as folder:
-                    entered = enter(folder)
-                    os.fsync(folder)
-                    return entered
-            except FileNotFoundError:
-                if upload.is_gone():
-                    raise self._removed(key) from None
-        raise UnreachableError(
-            "the object's folder is removed again and again", url=self.url, key=key, hint="Check who deletes there."
-        )
+    def _store(self, key: str, data: Data, enter: Callable[[_Upload, str, int], bool]) -> bool:
+        """Write a temporary file and give it its name in its folder by ``enter``, durably."""
+        *folders, name = check_key(key).split("/")
+        with self._errors(key), self._written(data, key) as upload:
+            for _ in range(_TRIES):
+                try:
+                    with self._folder(folders, make=True) as folder:
+                        entered = enter(upload, name, folder)
+                        os.fsync(folder)
+                        return entered
+                except FileNotFoundError:  # a `delete` removed the folder as empty: it is made again
+                    if upload.is_gone():
+                        raise self._removed(key) from None
+        problem, hint = "another process keeps removing the object's folder", "Check what deletes there."
+        raise UnreachableError(problem, url=self.url, key=key, hint=hint)
 
     @contextmanager
     def _written(self, data: Data, key: str) -> Iterator[_Upload]:
-        """A synced temporary file. It is gone afterwards."""
+        """A synced temporary file, which is removed afterwards."""
         if self._seen and not self._root.is_dir():
-            hint = "Mount it again, or put it back."
+            hint = "Mount or restore it."
             raise MissingError("the folder is gone", url=self.url, hint=hint)
         _make_folders(self._root)
         with self._folder([_TEMPORARY], make=True) as folder:
             name = f"{os.getpid()}-{secrets.token_hex(8)}"
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            upload = _Upload(name, folder, os.open(name, flags, 0o666, dir_fd=folder))
+            upload = _Upload(self.url, name, folder, os.open(name, flags, 0o666, dir_fd=folder))
             try:
                 self._sweep(upload)
                 upload.write(data, self._sync_every)
                 os.fsync(upload.fd)
                 yield upload
             except OSError as error:
-                if error.errno == errno.ESTALE and upload.is_gone():  # as NFS says it
+                if error.errno == errno.ESTALE and upload.is_gone():  # as NFS reports it
                     raise self._removed(key) from error
                 raise
             finally:
@@ -229,7 +208,7 @@ class FileStore:
 
     def _walk(self, top: str, prefix: str, after: str) -> Iterator[Listed]:
         """Objects below ``top``, which is empty or ends with `/`."""
-        with self._reading(None):
+        with self._errors(None, reading=True):
             try:
                 names = self._names(top)
             except (FileNotFoundError, NotADirectoryError):
@@ -260,35 +239,27 @@ class FileStore:
             )
 
     def _listed(self, key: str) -> Listed | None:
-        with self._reading(key):
+        with self._errors(key, reading=True):
             try:
                 status = os.lstat(self._root / key)
             except FileNotFoundError:
-                return None  # deleted in between
+                return None  # deleted since it was listed
         return Listed(key, status.st_size, status.st_mtime) if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
-    def _reading(self, key: str | None) -> Iterator[None]:
+    def _errors(self, key: str | None, *, reading: bool = False) -> Iterator[None]:
+        """Errors of the system become ours. In ``reading``, what is not there is a `MissingError`."""
         try:
             yield
         except WeightcastError:
             raise
         except OSError as error:
-            if error.errno not in _ABSENT:
+            if not reading or error.errno not in _ABSENT:
                 raise _translated(error, self.url, key) from error
             if self._root.is_dir():
                 raise MissingError("no such object", url=self.url, key=key) from None
-            hint = "Check the path; whoever publishes makes the folder."
+            hint = "Check the path; the publisher creates the folder."
             raise MissingError("the folder does not exist", url=self.url, hint=hint) from None
-
-    @contextmanager
-    def _writing(self, key: str | None) -> Iterator[None]:
-        try:
-            yield
-        except WeightcastError:
-            raise
-        except OSError as error:
-            raise _translated(error, self.url, key) from error
 
 
 def _checked_root(root: Path) -> Path:
@@ -303,29 +274,47 @@ def _checked_root(root: Path) -> Path:
 def _translated(error: OSError, url: str, key: str | None) -> WeightcastError:
     code = error.errno
     if code in _FULL:
-        hint = "Make room there, or name another place."
+        hint = "Free some space there, or use another folder."
         return SpaceError(f"the store's disk is full: {error.strerror}", file=f"{url}/{key}", hint=hint)
     if code in _FORBIDDEN:
-        hint = "Check who owns the folder, and how it is mounted."
-        return AccessError(f"the file system refuses it: {error.strerror}", url=url, key=key, hint=hint)
+        hint = "Check the folder's owner and permissions, and how it is mounted."
+        return AccessError(f"the file system refused access: {error.strerror}", url=url, key=key, hint=hint)
     if code in _FLEETING:
-        return UnreachableError(f"the file system fails: {error.strerror}", url=url, key=key)
+        return UnreachableError(f"the file system failed: {error.strerror}", url=url, key=key)
     if code in _TAKEN:
         hint = "In a folder, `a` and `a/b` cannot both be objects."
-        return StoreError(f"something else is in the object's place: {error.strerror}", url=url, key=key, hint=hint)
+        return StoreError(f"something else has the object's name: {error.strerror}", url=url, key=key, hint=hint)
     if code in {errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}:
         hint = "Use a folder on a local disk or on NFS, or an object store."
-        return UnsupportedError(f"the file system cannot do it: {error.strerror}", url=url, key=key, hint=hint)
-    return StoreError(f"the file system fails: {error.strerror or error}", url=url, key=key)
+        return UnsupportedError(f"the file system does not support this: {error.strerror}", url=url, key=key, hint=hint)
+    return StoreError(f"the file system failed: {error.strerror or error}", url=url, key=key)
 
 
 @dataclass(frozen=True)
 class _Upload:
-    """A temporary file: its name, the folder it is in, and itself."""
+    """A temporary file of the store at ``url``: its name, the folder it is in, and itself."""
 
+    url: str
     name: str
     folder: int
     fd: int
+
+    def replace(self, name: str, folder: int) -> bool:
+        """Give it this name, which may be taken."""
+        os.rename(self.name, name, src_dir_fd=self.folder, dst_dir_fd=folder)
+        return True
+
+    def create(self, name: str, folder: int) -> bool:
+        """Give it this name unless it is taken."""
+        try:
+            name_exclusively(self.name, self.folder, name, folder, self.url)
+        except FileExistsError:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                raise
+            # A network file system may repeat a request whose answer was lost: then the name is taken by us.
+            return os.path.samestat(os.fstat(self.fd), status)
+        return True
 
     def is_gone(self) -> bool:
         """Whether nothing has the file's temporary name any more."""
@@ -336,7 +325,7 @@ class _Upload:
         return False
 
     def write(self, data: Data, sync_every: int) -> None:
-        """Write all of ``data``. Each write makes the file young, and no sync in between takes long."""
+        """Write all of ``data``. Each write makes the file young, and a sync never has much to write."""
         unsynced = 0
         for nbytes in _written_chunks(self.fd, data, min(_CHUNK, sync_every)):
             unsynced += nbytes
@@ -350,7 +339,7 @@ def _uploads(folder: int) -> dict[str, os.stat_result]:
     found = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # finished in between
+            with suppress(FileNotFoundError):  # finished since it was listed
                 if is_key(entry.name) and entry.is_file(follow_symlinks=False):
                     found[entry.name] = entry.stat(follow_symlinks=False)
     return found
@@ -377,7 +366,7 @@ def _open_folder(name: str, parent: int, make: bool) -> int:
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and those it lies in, durably."""
+    """Make a folder and its parents, durably."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)
@@ -386,17 +375,6 @@ def _make_folders(folder: Path) -> None:
         os.close(_open_folder(folder.name, parent, make=True))
     finally:
         os.close(parent)
-
-
-def _read(fd: int, start: int, length: int) -> bytes:
-    first = os.pread(fd, length, start)
-    if len(first) == length:
-        return first
-    parts = [first]
-    while parts[-1]:
-        done = sum(map(len, parts))
-        parts.append(os.pread(fd, length - done, start + done))
-    return b"".join(parts)
 
 
 def _written_chunks(fd: int, data: Data, size: int) -> Iterator[int]:
@@ -421,6 +399,6 @@ def _copied_chunks(source: int, target: int, size: int) -> Iterator[int]:
     except OSError as error:
         if error.errno not in {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EPERM}:
             raise
-    # Also what is left of a file that says it is empty, as in /proc.
+    # Also for files that claim to be empty, as in /proc.
     while nbytes := os.sendfile(target, source, None, size):
         yield nbytes

@@ -36,7 +36,7 @@ _CHUNK = 1 << 20
 class HttpStore:
     """Objects below an `http` or `https` address. Proxies and certificates are as Python's `urllib` finds them.
 
-    ``timeout`` is for one step on the socket, not for all of an answer.
+    ``timeout`` is for one step on the socket, not for a whole answer.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0):
@@ -68,14 +68,14 @@ class HttpStore:
     def _body(self, answer: Any, key: str, start: int, length: int | None) -> bytes:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             hint = "Turn compression off for this folder of the web server."
-            raise StoreError("the web server changes the bytes it sends", url=self.url, key=key, hint=hint)
+            raise StoreError("the web server compresses what it sends", url=self.url, key=key, hint=hint)
         if answer.status != http.client.PARTIAL_CONTENT:
-            _skip(answer, start)  # the server does not know ranges, as Python's own
+            _skip(answer, start)  # the server does not support ranges, like Python's own
         elif not _is_range(answer.headers.get("Content-Range", ""), start, length):
-            raise StoreError("the web server answers with another range than asked for", url=self.url, key=key)
+            raise StoreError("the web server answered with another range than requested", url=self.url, key=key)
         content: bytes = answer.read(length)
         if answer.length and (length is None or len(content) < length):
-            raise http.client.IncompleteRead(content)  # which `read` with a length does not do itself
+            raise http.client.IncompleteRead(content)  # `read` with a length does not raise it
         return content
 
     def put(self, key: str, data: Data) -> None:
@@ -99,7 +99,7 @@ class HttpStore:
             yield from (listed for listed in read_index(index) if listed.key.startswith(prefix) and listed.key > after)
 
     def _read_only(self, key: str) -> UnsupportedError:
-        hint = "Publish to the folder or bucket that the web server shows."
+        hint = "Publish to the folder or bucket that the web server serves."
         return UnsupportedError("nothing can be written over http", url=self.url, key=check_key(key), hint=hint)
 
     @contextmanager
@@ -112,14 +112,14 @@ class HttpStore:
             raise self._silence(error.reason, key) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._silence(error, key) from None
-        except (ValueError, OverflowError, MemoryError):  # a redirect to nowhere, a length that nothing can have
+        except (ValueError, OverflowError, MemoryError):  # an invalid redirect or length
             hint = "Check the address, and what answers there."
-            raise StoreError("the web server's answer makes no sense", url=self.url, key=key, hint=hint) from None
+            raise StoreError("the web server's answer is invalid", url=self.url, key=key, hint=hint) from None
 
     def _silence(self, reason: object, key: str) -> UnreachableError:
         problem, hint = "the connection broke", None
         if isinstance(reason, socket.gaierror):
-            problem, hint = "the host's name is not known", "Check the address and the name server."
+            problem, hint = "the host's name cannot be resolved", "Check the address and the name server."
         elif isinstance(reason, ssl.SSLCertVerificationError):
             problem = f"the host's certificate is not trusted: {reason.verify_message}"
             hint = "Set SSL_CERT_FILE to the certificates of your authority."
@@ -185,7 +185,7 @@ def _row(row: Any) -> Listed:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirects are followed, but not from `https` to `http`, and to nothing else."""
+    """Follows redirects to `http` and `https` only, and never from `https` to `http`."""
 
     def redirect_request(
         self,
@@ -206,7 +206,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         try:
             return super().http_error_302(req, fp, code, msg, headers)
         except (ValueError, OSError):
-            fp.close()  # which urllib leaves open where a redirect leads to nothing
+            fp.close()  # urllib leaves it open if a redirect is invalid
             raise
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
@@ -216,8 +216,8 @@ def _refusal(status: int, url: str, key: str) -> StoreError:
     if status in (404, 410):
         return MissingError("no such object", url=url, key=key)
     if status in (401, 403, 407):
-        hint = "The web server must let everybody read here, as nothing is sent that says who asks."
-        return AccessError(f"the web server refuses it ({status})", url=url, key=key, hint=hint)
+        hint = "The web server must allow reading without credentials: none are sent."
+        return AccessError(f"the web server refused access ({status})", url=url, key=key, hint=hint)
     if status in (408, 425, 429) or status >= 500:
         return UnreachableError(f"the web server cannot answer now ({status})", url=url, key=key)
     return StoreError(f"the web server answers with status {status}", url=url, key=key, hint="Check the address.")
@@ -229,7 +229,7 @@ def _skip(answer: IO[bytes], nbytes: int) -> None:
 
 
 def _is_range(found: str, start: int, length: int | None) -> bool:
-    """Whether a Content-Range has all that was asked for, as far as the object goes."""
+    """Whether a Content-Range covers what was requested, up to the end of the object."""
     parts = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", found)
     if not parts or int(parts[1]) != start:
         return False

@@ -1,6 +1,6 @@
-"""Buckets of the Hugging Face Hub, with Xet underneath: through huggingface_hub, which is imported when one is opened.
+"""Buckets of the Hugging Face Hub, through huggingface_hub and hf_xet, which are imported when one is opened.
 
-The Hub has no conditional write, so `create` overwrites, and channels fence writers off by listing (SPEC 11.4).
+The Hub has no conditional write, so `create` overwrites, and channels fence writers by listing (SPEC 11.4).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _FORM = "It is hf://buckets/OWNER/NAME or hf://buckets/OWNER/NAME/folder."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 _LARGE = 32 << 20
-"""Bytes of a file whose upload is worth a bar."""
+"""Bytes of a file from which on its upload reports progress."""
 
 
 class HubStore:
     """A bucket of the Hub, or a folder of one: `hf://buckets/OWNER/NAME/folder`.
 
-    The endpoint is HF_ENDPOINT's at the time of opening, the token is found by the Hub's usual means at each call.
-    ``report`` is called with the progress of large uploads. Nothing is drawn.
+    The endpoint is that of HF_ENDPOINT when it is opened; the token is looked up at each call, as huggingface_hub does.
+    ``report`` is called with the progress of large uploads. No progress bar is drawn.
     """
 
     def __init__(self, url: str, report: Report = silent):
@@ -70,8 +70,8 @@ class HubStore:
         try:
             data = b"".join(group.download_stream(XetFileInfo(xet.file_hash, found.size), start, end))
             if len(data) != end - start:  # hf_xet may end a stream early instead of failing
-                hint = "Try again; if it stays so, have the object published again."
-                raise UnreachableError("the object breaks off", url=self.url, key=key, hint=hint)
+                hint = "Try again. If it happens again, publish the object again."
+                raise UnreachableError("the download ended before the object did", url=self.url, key=key, hint=hint)
         except BaseException:
             if self._groups.get(pid) is group:
                 self._groups.pop(pid, None)  # after an error, every call of the group fails with it
@@ -79,7 +79,7 @@ class HubStore:
         return data
 
     def _new_group(self, refresh_route: str) -> Any:
-        """A connection to the contents of this bucket, which renews its short-lived tokens by itself."""
+        """A connection to this bucket's contents, which renews its short-lived tokens."""
         headers = self._hub.utils.build_hf_headers(library_name="weightcast")
         named = {name: value for name, value in headers.items() if name.lower() != "authorization"}
         return xet_session(os.getpid()).new_download_stream_group(
@@ -92,7 +92,7 @@ class HubStore:
             api.batch_bucket_files(self._bucket, add=[(_source(data), self._folder + key)])
 
     def put_all(self, objects: Mapping[str, Data], stored: Stored) -> None:
-        """Small ones go together; large ones alone, so that one that fails does not take the others along."""
+        """Small objects go in one request; large ones alone, so that a failure affects only one of them."""
         small = {key: data for key, data in objects.items() if size_of(data) < _LARGE}
         if small:
             add = [(_source(data), self._folder + check_key(key)) for key, data in small.items()]
@@ -112,7 +112,7 @@ class HubStore:
         return self._list(check_prefix(prefix), after)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
-        """The Hub gives what begins with a text in any order, so all of it is taken before the first is given out."""
+        """The Hub lists in any order, so the whole listing is read before the first object is yielded."""
         files = self._files(self._folder + prefix)
         found = {file.path.removeprefix(self._folder): file for file in files if file.path.startswith(self._folder)}
         for key in sorted(key for key in found if key.startswith(prefix) and key > after and is_key(key)):
@@ -127,7 +127,7 @@ class HubStore:
                         found.append(entry)
             except self._hub.errors.EntryNotFoundError:
                 if found:
-                    raise  # not at the beginning, where it would mean that nothing is there
+                    raise  # at the beginning it means that nothing is there
         return found
 
     def delete(self, key: str) -> None:
@@ -146,7 +146,7 @@ class HubStore:
 
 
 def _source(data: Data) -> str | Path | bytes:
-    """What huggingface_hub takes: a file that it streams, or bytes."""
+    """What huggingface_hub accepts: a file, which it streams, or bytes."""
     return data if isinstance(data, Path) else bytes(data)
 
 
@@ -161,15 +161,15 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 
 def _uploaded(file: BucketFile) -> float:
-    """When the Hub got it, by its clock; now, if it does not say: what may be new is never collected.
+    """When the Hub received it, by its clock; now, if it does not say: an object that may be new is never collected.
 
-    A file's ``mtime`` is what the uploader's disk said, and may be of any age.
+    A file's ``mtime`` comes from the uploader's disk and proves nothing.
     """
     return file.uploaded_at.timestamp() if file.uploaded_at else time.time()
 
 
 def endpoint() -> str | None:
-    """Of the Hub, where it is not the usual: as it is now, not as it was when huggingface_hub was imported."""
+    """HF_ENDPOINT as it is now, not as it was when huggingface_hub was imported; None if it is not set."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
@@ -195,7 +195,7 @@ def library() -> Any:
 
 @contextmanager
 def asking(verb: str, url: str, key: str | None = None) -> Iterator[None]:
-    """Calls of huggingface_hub and hf_xet in here fail with errors of ours, and log no retries."""
+    """Translate errors of huggingface_hub and hf_xet into ours, and keep them from logging their retries."""
     import httpx2
 
     _here.asking = True
@@ -214,16 +214,16 @@ def xet_session(pid: int) -> Any:
     """Xet's runtime for downloads in this process: a fork does not inherit its threads."""
     from hf_xet import XetConfig, XetSession
 
-    # `Patient` tries again, with a pause that fits all stores: here it would be up to six minutes.
+    # `Patient` retries, with the same pauses for all stores; hf_xet would pause for up to six minutes.
     options = {"client.retry_max_attempts": 1, "client.connect_timeout": timedelta(seconds=10)}
     return XetSession(XetConfig().with_config(options))
 
 
 def _connect(report: Report) -> HfApi:
-    """A client that tells ``report`` how an upload goes on, and draws nothing.
+    """A client that calls ``report`` with the progress of uploads, and draws no bars.
 
-    huggingface_hub's switch for progress bars is global to the process, which may be a trainer. This uses an argument
-    of its own instead; a release without that argument would only draw its bars again.
+    huggingface_hub's switch for progress bars is global to the process, which may be a trainer. This uses a private
+    argument instead; with a release that lacks it, bars are drawn and nothing else changes.
     """
     plain: Any = library().HfApi
 
@@ -256,5 +256,5 @@ _here = threading.local()
 
 
 def _is_for_others(record: logging.LogRecord) -> bool:
-    """Lets pass what huggingface_hub logs on its retries, unless the call is ours: one error tells of all of them."""
+    """Whether to log a record: not those of retries in calls of ours, which end in one error for all attempts."""
     return not getattr(_here, "asking", False) or record.funcName not in ("_http_backoff_base", "_should_retry")

@@ -1,4 +1,4 @@
-"""A bucket in this process's memory: for tests, and for trainer and engine in one process."""
+"""A bucket in this process's memory: for tests, or for a trainer and an engine in one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weightcast.store.base import Data, Listed, check_key, check_prefix, check_r
 
 
 class MemoryStore:
-    """Objects in a dictionary. It is durable for as long as the process lives."""
+    """Objects in a dictionary, which live as long as the process."""
 
     def __init__(self, name: str = ""):
         self._name = name
@@ -69,6 +69,6 @@ _naming = threading.Lock()
 
 
 def memory_named(name: str) -> MemoryStore:
-    """The store of that name: the same one for all in this process."""
+    """The store of that name: one per process."""
     with _naming:
         return _named.setdefault(name, MemoryStore(name))

@@ -1,4 +1,4 @@
-"""Object stores of the clouds, and all that speak S3: through obstore, which is imported when one is opened."""
+"""Object stores of the clouds and S3-compatible servers, through obstore, which is imported when one is opened."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class ObjectStore:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}", bucket) or (folder and not is_key(folder)):
             hint = f"It is {scheme}://bucket or {scheme}://bucket/folder."
             raise UsageError(f"not the address of a bucket: {url!r}", hint=hint)
+        self._obstore = _library()
         self._kind = "s3" if scheme == "s3a" else scheme
         self._url = f"{scheme}://{bucket}/{folder}".rstrip("/")
         with self._translating("open it"):
             self._store = _connect(self._kind, bucket, folder, retries=0)
-            # A part of an upload is tried again by itself: beginning all over would never end for the largest.
+            # Parts of an upload are retried one by one: the largest uploads would never end if they began again.
             self._uploads = _connect(self._kind, bucket, folder, retries=3)
 
     @property
@@ -55,44 +56,37 @@ class ObjectStore:
         return self._url
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        import obstore
-
         check_range(start, length)
         with self._translating("read", check_key(key)):
             try:
                 if length == 0:
-                    obstore.head(self._store, key)
+                    self._obstore.head(self._store, key)
                     return b""
                 if length is not None:
-                    return bytes(obstore.get_range(self._store, key, start=start, length=length))
+                    return bytes(self._obstore.get_range(self._store, key, start=start, length=length))
                 options: Any = {"range": {"offset": start}} if start else {}
-                return bytes(obstore.get(self._store, key, options=options).bytes())
-            except obstore.exceptions.BaseError as error:
+                return bytes(self._obstore.get(self._store, key, options=options).bytes())
+            except self._obstore.exceptions.BaseError as error:
                 if status_of(error) == _RANGE_NOT_SATISFIABLE:
                     return b""
                 raise
 
     def put(self, key: str, data: Data) -> None:
-        import obstore
-
         size, source = _source(data)
         part = max(_PART, -(-size // _MOST_PARTS))
         with self._translating("write", check_key(key)):
-            obstore.put(self._uploads, key, source, use_multipart=size > part, chunk_size=part)
+            self._obstore.put(self._uploads, key, source, use_multipart=size > part, chunk_size=part)
 
     def create(self, key: str, data: Data) -> bool:
-        """As `Store` says; the data are held in memory, since no store joins parts on a condition."""
-        import obstore
-
+        """The data are held in memory, since no store has a conditional multipart upload."""
         _, source = _source(data)
         with self._translating("write", check_key(key)):
             try:
-                obstore.put(self._store, key, source, mode="create", use_multipart=False)
-            except obstore.exceptions.AlreadyExistsError as error:
-                if status_of(error) == 409:  # two at once, and perhaps neither of them won
-                    raise UnreachableError(
-                        "another writer wrote the object at the same time", url=self.url, key=key
-                    ) from None
+                self._obstore.put(self._store, key, source, mode="create", use_multipart=False)
+            except self._obstore.exceptions.AlreadyExistsError as error:
+                if status_of(error) == 409:  # two writers at once, of which perhaps neither succeeded
+                    problem = "another writer wrote the object at the same time"
+                    raise UnreachableError(problem, url=self.url, key=key) from None
                 return False
             return True
 
@@ -100,12 +94,10 @@ class ObjectStore:
         return self._list(check_prefix(prefix, after), after)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
-        """obstore knows only whole folders: what is too early in one, the store skips; what is too late, we do."""
-        import obstore
-
+        """obstore lists whole folders: the store skips what comes before the prefix, and we stop after it."""
         folder = prefix.rpartition("/")[0]
         with self._translating("list"):
-            pages = obstore.list(
+            pages = self._obstore.list(
                 self._store, folder or None, offset=max(after, _just_before(prefix)) or None, chunk_size=_PAGE
             )
             for page in pages:
@@ -117,42 +109,39 @@ class ObjectStore:
                         return
 
     def delete(self, key: str) -> None:
-        import obstore
-
         with self._translating("delete", check_key(key)):
             try:
-                obstore.delete(self._store, key)
+                self._obstore.delete(self._store, key)
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
                     raise
 
     @contextmanager
     def _translating(self, verb: str, key: str | None = None) -> Iterator[None]:
-        exceptions = _obstore_exceptions()
         try:
             yield
-        except (exceptions.BaseError, FileNotFoundError) as error:
+        except (self._obstore.exceptions.BaseError, FileNotFoundError) as error:
             raise translated(error, verb, self._url, key, _LOGINS[self._kind]) from None
 
 
 def _source(data: Data) -> tuple[int, Path | memoryview]:
-    """How many bytes there are, and what obstore takes for them; `UsageError` for a file that is not there."""
+    """The size, and the data as obstore accepts them; `UsageError` for a file that cannot be read."""
     return size_of(data), data if isinstance(data, Path) else memoryview(data).cast("B")
 
 
-def _obstore_exceptions() -> Any:
+def _library() -> Any:
     try:
         import obstore.exceptions
     except ImportError:
         hint = "Run: pip install 'weightcast[stores]'"
         raise UsageError("object stores need obstore, which is not installed", hint=hint) from None
-    return obstore.exceptions
+    return obstore
 
 
 def _connect(kind: str, bucket: str, folder: str, retries: int) -> S3Store | GCSStore | AzureStore:
     from obstore.store import AzureStore, GCSStore, S3Store
 
-    # `timeout` is for a whole answer and `read_timeout` for each step of it, the sending of a part among them.
+    # `timeout` is for a whole answer and `read_timeout` for each step of it, such as sending a part.
     client: Any = {
         "timeout": timedelta(hours=1),
         "read_timeout": timedelta(seconds=120),
@@ -168,13 +157,14 @@ def _connect(kind: str, bucket: str, folder: str, retries: int) -> S3Store | GCS
     if kind == "az":
         return AzureStore(bucket, **options)
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    if next((os.environ[name] for name in names if os.environ.get(name)), "").startswith("http://"):
+    endpoint = next(filter(None, map(os.environ.get, names)), "")
+    if endpoint.startswith("http://"):
         client["allow_http"] = True
     return S3Store(bucket, credential_provider=_profile(), **options)
 
 
 def _profile() -> Any:
-    """boto3's credentials, which know profiles and single sign-on; None where there is no need or no boto3."""
+    """boto3's credentials, for profiles and single sign-on; None if they are not needed or boto3 is not installed."""
     if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_SKIP_SIGNATURE") or not find_spec("boto3"):
         return None
     from botocore.exceptions import BotoCoreError
@@ -189,6 +179,6 @@ def _profile() -> Any:
 
 
 def _just_before(prefix: str) -> str:
-    """Some text that sorts before everything that begins with ``prefix``, and not long before."""
+    """A text that sorts shortly before everything that begins with ``prefix``."""
     last = prefix[-1:]
     return prefix[:-1] + (chr(ord(last) - 1) if last > "1" and last.isalnum() and last.isascii() else "")

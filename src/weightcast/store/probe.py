@@ -1,4 +1,4 @@
-"""What a store guarantees, found out by trying it."""
+"""What a store guarantees, found by trying it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROBES = "probe/"
 
 
 def honours_create(store: Store) -> bool:
-    """Whether a second `create` of a name fails and leaves the first one's bytes, as it must to fence writers off.
+    """Whether a second `create` of a key fails and leaves the first one's bytes, as fencing writers requires.
 
     Some servers ignore the condition and overwrite. The calls are made one after the other.
     """
@@ -25,13 +25,13 @@ def honours_create(store: Store) -> bool:
 
 
 def _forget(store: Store, key: str) -> None:
-    """Not every writer may delete, and no failure to do so may hide another: collectors remove what is left."""
+    """Delete a probe. Not every writer may delete, and a failure must not hide another: collectors remove the rest."""
     with suppress(StoreError):
         store.delete(key)
 
 
 def clock(store: Store) -> float:
-    """The store's own time, in seconds since 1970: what the ``modified`` of its objects is measured by."""
+    """The time by the clock that sets ``modified`` of the store's objects, in seconds since 1970."""
     key = PROBES + secrets.token_hex(16)
     store.put(key, b"clock")
     try:

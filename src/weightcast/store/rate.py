@@ -15,12 +15,12 @@ _LONGEST = 3600.0
 
 
 class Allowance:
-    """Bytes that may be moved by now: it grows with time and may be overdrawn; callers wait until it is not."""
+    """A budget of bytes that grows with time. It may be overdrawn; callers wait until it is not."""
 
     def __init__(self, rate: float, clock: Clock = CLOCK):
         """``rate`` is in bytes per second."""
         if not 1 <= rate < float("inf"):
-            raise UsageError(f"cannot limit the rate to {rate} bytes per second", hint="Name a rate of 1 or more.")
+            raise UsageError(f"cannot limit the rate to {rate} bytes per second", hint="Use a rate of at least 1.")
         self._rate = rate
         self._clock = clock
         self._guard = threading.Lock()
@@ -28,7 +28,7 @@ class Allowance:
         """When all bytes that were moved are paid for."""
 
     def spend(self, nbytes: int) -> None:
-        """Take ``nbytes``, even if there are not as many."""
+        """Take ``nbytes``, even if the budget has fewer."""
         with self._guard:
             self._paid_until = max(self._paid_until, self._clock.now()) + nbytes / self._rate
 
@@ -92,6 +92,6 @@ class Limited:
         discard_debris(self.store, keys)
 
     def _pay_for(self, *data: Data) -> None:
-        """Wait for the calls before, and take the bytes now: calls that begin during this one wait for them."""
+        """Wait for earlier calls, and take the bytes now: calls that begin during this one wait for them."""
         self._allowance.wait()
         self._allowance.spend(sum(map(size_of, data)))

@@ -1,8 +1,8 @@
-"""Give a file a name that is not taken: atomically, whatever else happens to the folder.
+"""Give a file a name that is not taken, atomically.
 
 A hard link does that on nearly every file system. Where there are none (FAT, exFAT, some FUSE and SMB mounts), Linux
-has a rename that refuses to replace. Nothing else is safe: a lock or a claim beside the name either blocks the name
-forever if its owner dies, or has to be broken, and then an owner that was only slow replaces what others created.
+has a rename that refuses to replace. Nothing else is safe: a lock file either blocks the name forever if its owner
+dies, or others break the lock, and then an owner that was only slow replaces what they created.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def name_exclusively(source: str, source_folder: int, target: str, target_folder
         rename_exclusively(source, source_folder, target, target_folder)
     except OSError as error:
         if error.errno not in _NO_EXCLUSIVE_RENAME:
-            raise  # what EPERM from `link` meant, if it was about permissions
+            raise  # EPERM from `link` may be about permissions: then this error says so
         problem = f"the file system has neither hard links ({refused.strerror}) nor a rename that does not replace"
         hint = "Use a folder on a local disk, on NFS or another file system with hard links, or an object store."
         raise UnsupportedError(f"{problem}, so it cannot keep writers apart", url=url, hint=hint) from error

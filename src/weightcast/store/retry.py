@@ -1,4 +1,4 @@
-"""Patience with a store: a call that takes too long is given up, and what another attempt may cure is tried again."""
+"""Time limits and retries for any store."""
 
 from __future__ import annotations
 
@@ -42,13 +42,12 @@ _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
 _MOST_DELETED = 500
 """Objects in one attempt, which has a limited time."""
 
-
 _MOST_ABANDONED = 16
 """Abandoned calls at most; each keeps a thread and its data until the system returns from it."""
 
 
 class Patient:
-    """A store that retries `UnreachableError`, bounds each call's time, and has a bounded number of calls at once.
+    """A store that retries `UnreachableError`, and limits the time of each call and the number of calls at once.
 
     An attempt gets ``timeout`` seconds, and more for its bytes; None: as long as it takes, without another thread.
     An abandoned call may hang in the system without end, as on a mount whose server is gone. Once there are 16 of
@@ -112,22 +111,18 @@ class Patient:
             for key in keys:
                 self.delete(key)
             return
-        left = list(keys)
-        while left:
-            some, left = left[:_MOST_DELETED], left[_MOST_DELETED:]
+        for some in _batches(keys):
             self._try(partial(store.delete_all, some), 0, None)
 
     def debris(self) -> Iterator[Listed]:
         return iter(self._try(lambda: debris(self.store), 0, None))
 
     def discard_debris(self, keys: Collection[str]) -> None:
-        left = list(keys)
-        while left:
-            some, left = left[:_MOST_DELETED], left[_MOST_DELETED:]
+        for some in _batches(keys):
             self._try(partial(discard_debris, self.store, some), 0, None)
 
     def _list(self, prefix: str, after: str) -> Iterator[Listed]:
-        """Page by page; another attempt begins a new listing after the last key that was yielded."""
+        """List page by page; a retry begins a new listing after the last key that was yielded."""
         kept: list[Iterator[Listed]] = []
         size = _FIRST_PAGE
 
@@ -173,5 +168,11 @@ class Patient:
             self._abandoned = [outcome for outcome in self._abandoned if outcome.is_running()]
             hung = len(self._abandoned)
         if hung >= _MOST_ABANDONED:
-            hint = "Check the mount or the link; calls go on by themselves once one of these has come back."
+            hint = "Check the mount or the link. Calls are accepted again once one of these returns."
             raise UnreachableError(f"{hung} earlier calls hang without an answer", url=self.url, key=key, hint=hint)
+
+
+def _batches(keys: Collection[str]) -> Iterator[list[str]]:
+    left = list(keys)
+    for first in range(0, len(left), _MOST_DELETED):
+        yield left[first : first + _MOST_DELETED]

@@ -6,7 +6,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Generic, TypeVar
 
 R = TypeVar("R")
@@ -16,7 +15,7 @@ IDLE_SECONDS = 30.0
 
 
 class Outcome(Generic[R]):
-    """What a call in another thread comes to: to be waited for once, and then asked for the result."""
+    """The outcome of a call in another thread: wait for it once, then take the result."""
 
     def __init__(self, call: Callable[[], R]):
         self._call = call
@@ -27,7 +26,7 @@ class Outcome(Generic[R]):
         self.thread: threading.Thread | None = None
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it is done within that time."""
+        """Whether the call ended within ``seconds``."""
         return self._done.acquire(timeout=-1 if seconds is None else seconds)
 
     def is_running(self) -> bool:
@@ -44,15 +43,10 @@ class Outcome(Generic[R]):
             self._error = None  # or the error and its traceback keep each other alive
 
     def run(self) -> None:
-        with self:
+        try:
             self._result.append(self._call())
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        self._error = error
-        return True
+        except BaseException as error:  # noqa: BLE001 - `result` raises it in the caller's thread
+            self._error = error
 
     def announce(self) -> None:
         self._done.release()

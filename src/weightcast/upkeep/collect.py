@@ -63,7 +63,7 @@ class Collected:
 
 def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collected:
     """Delete what is no longer needed; with ``dry_run`` only report it."""
-    unfinished = debris(chain.store)  # before anything is written: a write to a folder removes old ones
+    unfinished = debris(chain.store)  # first, since a write to a folder removes old ones
     now = _now(chain, dry_run)
     stock = take_stock(chain, now)
     lists = doomed(chain)
@@ -149,7 +149,7 @@ def _delete_manifests(chain: Chain, keys: list[str]) -> None:
 
 
 def _silent(chain: Chain, policy: Retention, now: float) -> Iterator[str]:
-    """Heartbeats of replicas that stopped reporting: machines come and go, each with a name of its own."""
+    """Heartbeats of replicas that stopped reporting: machines come and go, each under a new name."""
     for listed in chain.store.list(REPLICAS):
         if now - listed.modified >= max(policy.window, policy.patience, policy.grace):
             yield listed.key
@@ -172,7 +172,7 @@ def _delete_old(chain: Chain, keys: list[str], now: float, policy: Retention) ->
         old = [key for key in members if key in ages and ages[key] >= policy.grace]
         if prefix.startswith(ANCHORS) and not _is_abandoned(prefix, members, ages, policy):
             continue
-        # Without its record it is not an anchor any more: delete the record first.
+        # Without its record it is no longer an anchor: delete the record first.
         records = [key for key in old if key.endswith(f"/{RECORD}")]
         for some in (records, [key for key in old if key not in records]):
             delete_all(chain.store, some)

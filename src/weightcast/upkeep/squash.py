@@ -1,7 +1,7 @@
 """Cutting squashes: the difference of two versions as one patch, verified by applying it before it is uploaded.
 
-It takes two copies of the weights per level, the base of the next squash and its result, and nothing of the trainer.
-Folders that are kept let the next run begin where this one ended.
+It takes two copies of the weights per level, the base of the next squash and its result, and no time of the trainer.
+The next run continues from the folders that this one leaves.
 """
 
 from __future__ import annotations

@@ -72,19 +72,9 @@ def verify(chain: Chain) -> Iterator[Finding]:
     yield from _check_tags(chain, manifests)
     if manifests:
         head = max(manifests)
-        edges = [edge for edge in chain.edges(None, head) if leads_to_commit(edge, manifests.get(edge.result))]
-        if head not in reachable(edges) and head not in reachable(_edges_from_references(chain, manifests, head)):
+        edges = [edge for edge in _all_edges(chain, head) if leads_to_commit(edge, manifests.get(edge.result))]
+        if head not in reachable(edges):
             yield Finding(manifest_key(head), "no route leads from any anchor to the head")
-
-
-def _edges_from_references(chain: Chain, manifests: dict[int, Manifest], head: int) -> list[Edge]:
-    """References, and the edges that lead on from them."""
-    references = chain.reference_edges()
-    first = min((edge.result for edge in references), default=head)
-    return [
-        *references,
-        *(edge for edge in chain.edges(first, head) if leads_to_commit(edge, manifests.get(edge.result))),
-    ]
 
 
 def _manifests(chain: Chain) -> tuple[dict[int, Manifest], list[Finding]]:
@@ -109,7 +99,7 @@ def _check_base(manifest: Manifest, before: Manifest | None) -> Iterator[Finding
 
 
 def _check_tags(chain: Chain, manifests: dict[int, Manifest]) -> Iterator[Finding]:
-    """Tags that name nothing."""
+    """Tags that cannot be read or do not name a version."""
     good, bad = tags(chain)
     for key, error in bad:
         yield Finding(key, error.problem)
@@ -153,7 +143,7 @@ def changed_companions(chain: Chain) -> Iterator[str]:
             if not leads_to_commit(edge, chain.manifest(edge.result)):
                 continue  # of a writer that lost a race
         except (FormatError, ChannelError, StoreError):
-            continue  # a finding, not a note
+            continue  # reported as a finding
         if before is not None:
             yield from _differences(before, anchor)
         before = anchor
@@ -269,7 +259,7 @@ class _Walk:
                 self.mirror.apply(staged)
             forget_downloads(self.mirror)
         except SpaceError:
-            raise  # not the fault of the object
+            raise  # no fault of the object
         except BadEdgeError as bad:
             return bad.error
         except (WeightcastError, OSError) as error:
