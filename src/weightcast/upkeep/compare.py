@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.policy import Pinned
 from weightcast.disk.checkpoint import MIRROR
 from weightcast.disk.durable import Report, disk_errors, silent
-from weightcast.errors import ChannelError
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.spec import TensorSpec, elements_of
 from weightcast.format.tensors import Bits, Weights
 from weightcast.format.workers import ONE, Workers
+from weightcast.upkeep.squash import sync_to
 
 
 @dataclass(frozen=True)
@@ -65,12 +64,8 @@ def _differing(old: Bits, new: Bits) -> int:
 
 def _bring(chain: Chain, folder: Path, version: int, workers: Workers, report: Report, opened: ExitStack) -> Weights:
     """A mirror at a version, with its files folded."""
-    subscriber = opened.enter_context(
-        Subscriber(chain.store, folder, Pinned(version), threads=workers.threads, report=report)
-    )
-    subscriber.sync()
+    subscriber = opened.enter_context(Subscriber(chain.store, folder, threads=workers.threads, report=report))
+    mirror = sync_to(subscriber, version)
     subscriber.fold()
-    weights = subscriber.mirror.weights
-    if subscriber.position is None or subscriber.position.version != version or weights is None:
-        raise ChannelError(f"version {version} cannot be reached", file=chain.store.url)
-    return weights
+    assert mirror.weights is not None, "a mirror at a version holds weights"
+    return mirror.weights

@@ -80,7 +80,7 @@ def _cut(
     workers: Workers,
     report: Report,
 ) -> Edge:
-    old, new = _sync_to(before, base), _sync_to(after, result)
+    old, new = sync_to(before, base), sync_to(after, result)
     assert old.weights is not None
     assert new.weights is not None
     assert old.fingerprint is not None
@@ -107,7 +107,8 @@ def _cut(
     return edge
 
 
-def _sync_to(subscriber: Subscriber, version: int) -> Mirror:
+def sync_to(subscriber: Subscriber, version: int) -> Mirror:
+    """The subscriber's mirror, at ``version``; `ChannelError` if it cannot be reached."""
     subscriber.policy = Pinned(version)
     subscriber.sync()
     if subscriber.position is None or subscriber.position.version != version:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.chain_reader import read_record
-from weightcast.channel.edge import Edge, leads_to_commit, squash_object
+from weightcast.channel.edge import Edge, leads_to_commit
 from weightcast.channel.keys import (
     ANCHORS,
     CHANNEL,
@@ -29,7 +29,6 @@ from weightcast.channel.route import cheapest_route, reachable
 from weightcast.channel.tags import tags
 from weightcast.disk.companions import WEIGHTS
 from weightcast.disk.durable import Report, silent
-from weightcast.disk.staged import stage
 from weightcast.errors import (
     ChannelError,
     FormatError,
@@ -41,10 +40,7 @@ from weightcast.errors import (
 from weightcast.follow.fetch import BadEdgeError, forget_downloads
 from weightcast.follow.mirror import Mirror
 from weightcast.follow.staging import stage_route
-from weightcast.format.patchfile import PatchReader
-from weightcast.format.safetensors import FileSource
 from weightcast.format.workers import ONE, Workers
-from weightcast.store.download import fetch
 from weightcast.upkeep.findings import Finding, check_anchor, check_manifest
 
 _PATIENCE = 3
@@ -215,17 +211,17 @@ class _Walk:
             report("versions", version, newest)
             for edge in arriving.get(version, ()):
                 if edge.kind == "delta" and self.mirror.version == edge.base:
-                    yield edge.key, self._finding(edge, self._go(edge))
+                    yield edge.key, self._try(edge)
                 elif edge.kind == "delta":
                     untried[DELTAS] += edge.base in committed  # else its base was collected, and no reader uses it
             for edge in arriving.get(version, ()):
                 if edge.base is None and not (edge.kind == "reference" and self.mirror.version == version):
-                    yield edge.key, self._finding(edge, self._go(edge, only_if_lost=True))
+                    yield edge.key, self._try(edge)
             if self.mirror.version != version and version in committed:
                 self._leap(edges, version)
             for edge in leaving.get(version, ()):
                 if edge.kind == "squash" and self.mirror.version == version:
-                    yield edge.key, self._finding(edge, self._try_squash(edge))
+                    yield edge.key, self._try(edge)
                 elif edge.kind == "squash":
                     untried[SQUASHES] += version in committed and edge.result in committed
         for kind, count in untried.items():
@@ -233,11 +229,25 @@ class _Walk:
                 what = f"{count} {kind.rstrip('/')} could not be tried: their base cannot be reached"
                 yield kind, Finding(kind, what)
 
-    def _finding(self, edge: Edge, error: Exception | None) -> Finding | None:
-        """The error of an object as a finding; raised instead if the store has stopped answering."""
-        if error is None:
-            self.unanswered = 0
-            return None
+    def _try(self, edge: Edge) -> Finding | None:
+        """Check one edge, and apply it unless it is a squash or the mirror is there; raises if the store is gone."""
+        try:
+            goal = self.chain.manifest(edge.result)
+            if edge.kind == "squash" or leads_to_commit(edge, goal):
+                staged = stage_route(self.chain, self.mirror, (edge,), goal, self.workers)
+                if edge.kind != "squash" and self.mirror.version != edge.result:
+                    self.mirror.apply(staged)
+                forget_downloads(self.mirror)
+        except SpaceError:
+            raise  # no fault of the object
+        except BadEdgeError as bad:
+            return self._finding(edge, bad.error)
+        except (WeightcastError, OSError) as error:
+            return self._finding(edge, error)
+        self.unanswered = 0
+        return None
+
+    def _finding(self, edge: Edge, error: Exception) -> Finding:
         self.bad.add(edge.key)
         self.unanswered = self.unanswered + 1 if isinstance(error, UnreachableError) else 0
         if self.unanswered >= _PATIENCE:
@@ -248,26 +258,8 @@ class _Walk:
             return Finding(edge.key, f"{anchor}: {error}. {hint}")
         return Finding.of(edge.key, error)
 
-    def _go(self, edge: Edge, only_if_lost: bool = False) -> Exception | None:
-        """Check one anchor or delta and apply it; returns its error, if any."""
-        try:
-            goal = self.chain.manifest(edge.result)
-            if not leads_to_commit(edge, goal):
-                return None
-            staged = stage_route(self.chain, self.mirror, (edge,), goal, self.workers)
-            if not (only_if_lost and self.mirror.version == edge.result):
-                self.mirror.apply(staged)
-            forget_downloads(self.mirror)
-        except SpaceError:
-            raise  # no fault of the object
-        except BadEdgeError as bad:
-            return bad.error
-        except (WeightcastError, OSError) as error:
-            return error
-        return None
-
     def _leap(self, edges: list[Edge], version: int) -> None:
-        """Go on after a gap, if any route leads there; errors of its objects are found in their turn."""
+        """Continue after a gap, if any route leads there; errors of its objects are found when these are tried."""
         route = cheapest_route([edge for edge in edges if edge.key not in self.bad], self.mirror.version, version)
         if route:
             try:
@@ -280,30 +272,8 @@ class _Walk:
                 if self.unanswered >= _PATIENCE:
                     raise
             except (StoreError, FormatError, ChannelError):
-                pass  # the same request is made in its turn, and its error reported
+                pass  # the same request is made again when the object is tried, and its error reported
         forget_downloads(self.mirror)
-
-    def _try_squash(self, edge: Edge) -> Exception | None:
-        """Stage a squash on the weights of its base, compare the result, and forget it."""
-        ref, mirror = squash_object(edge), self.mirror
-        assert mirror.weights is not None
-        assert mirror.fingerprint is not None
-        fetched, staged = mirror.workshop / "squash", mirror.workshop / "staged" / "squash"
-        try:
-            fetch(self.chain.store, ref.key, ref.size, ref.sha256, fetched, durable=False)
-            with FileSource(fetched) as source:
-                reached = stage(PatchReader(source), mirror.weights, mirror.fingerprint, staged, self.workers)
-            expected = self.chain.manifest(edge.result).position.digest
-        except SpaceError:
-            raise
-        except (WeightcastError, OSError) as error:
-            return error
-        finally:
-            fetched.unlink(missing_ok=True)
-            staged.unlink(missing_ok=True)
-        if reached.digest == expected:
-            return None
-        return FormatError(f"it leads to {reached.digest[:16]}, version {edge.result} is {expected[:16]}")
 
 
 def _by(edges: list[Edge], version: Callable[[Edge], int | None]) -> dict[int | None, list[Edge]]:
