@@ -169,7 +169,7 @@ def test_strangers_temporary_files_and_links_are_invisible(tmp_path: Path) -> No
         with pytest.raises(MissingError):
             store.get(key)
     for key in ("link/new", "link/secret"):
-        with pytest.raises(StoreError, match="in the object's place"):
+        with pytest.raises(StoreError, match="has the object's name"):
             store.put(key, b"")
         store.delete(key)
     store.put("a/secret", b"ours")
@@ -230,7 +230,7 @@ def test_objects_and_folders_do_not_share_names(tmp_path: Path) -> None:
     store.put("b/c", b"")
     for write in (store.put, store.create):
         for key in ("a/b", "b"):
-            with pytest.raises(StoreError, match="in the object's place") as caught:
+            with pytest.raises(StoreError, match="has the object's name") as caught:
                 write(key, b"")
             assert caught.value.key == key
     assert [listed.key for listed in store.list("")] == ["a", "b/c"]

@@ -50,7 +50,7 @@ def test_create_replaces_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert store.create("a/b", b"first")
     assert not store.create("a/b", b"second")
     assert store.get("a/b") == b"first"
-    with pytest.raises(StoreError, match="in the object's place"):
+    with pytest.raises(StoreError, match="has the object's name"):
         store.create("a", b"")
     assert debris(store) == []
 

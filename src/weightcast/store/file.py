@@ -77,8 +77,9 @@ class FileStore:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise IsADirectoryError(errno.EISDIR, "not a file")
+                left = max(0, status.st_size - start)
                 file.seek(min(start, status.st_size))
-                return file.read(status.st_size if length is None else min(length, status.st_size))
+                return file.read(left if length is None else min(length, left))
 
     def put(self, key: str, data: Data) -> None:
         self._store(key, data, _Upload.replace)

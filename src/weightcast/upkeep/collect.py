@@ -32,7 +32,7 @@ from weightcast.channel.keys import (
 )
 from weightcast.channel.retention import Garbage, Retention, collectable
 from weightcast.errors import AccessError, UnsupportedError
-from weightcast.store.base import Listed, Store, debris, delete_all, discard_debris
+from weightcast.store.base import Store, debris, delete_all, discard_debris
 from weightcast.store.probe import PROBES, clock
 from weightcast.upkeep.stock import Marks, Stock, read_marks, take_stock
 
@@ -95,13 +95,11 @@ def collect(chain: Chain, policy: Retention, *, dry_run: bool = False) -> Collec
         _delete_manifests(chain, manifests)
         delete_all(chain.store, announced)
         gone = _delete_old(chain, gone, now, policy)
-        still = stock.sizes.keys() - set(gone)
-        delete_all(
-            chain.store, [listed.key for listed, keys in lists.items() if listed.key in ripe and not still & set(keys)]
-        )
-        discard_debris(
-            chain.store, [listed.key for listed in debris(chain.store) if _is_still(listed, left, now, policy)]
-        )
+        there = stock.sizes.keys() - set(gone)
+        spent = [listed.key for listed, keys in lists.items() if there.isdisjoint(keys)]
+        delete_all(chain.store, [key for key in spent if key in ripe])
+        abandoned = [listed for listed in debris(chain.store) if now - listed.modified >= policy.grace]
+        discard_debris(chain.store, [listed.key for listed in abandoned if listed.key in left])
         if waiting or gone or garbage.manifests:
             write_index(chain)
     return Collected(
@@ -184,11 +182,6 @@ def _is_abandoned(folder: str, members: Collection[str], ages: dict[str, float],
     """Whether an anchor's folder is still abandoned: no file is young, and no record was added."""
     finished = folder + RECORD in ages and folder + RECORD not in members
     return not finished and min(ages.values(), default=0.0) >= policy.grace
-
-
-def _is_still(listed: Listed, left: Collection[str], now: float, policy: Retention) -> bool:
-    """Whether an unfinished upload that looked abandoned still does."""
-    return listed.key in left and now - listed.modified >= policy.grace
 
 
 def _now(chain: Chain, dry_run: bool) -> float:
