@@ -62,7 +62,7 @@ them after its grace period, which is a day by default.
 
 
 class Chain(ChainReader):
-    """A channel in a store, to read and to write. It has no state that changes: any number may be open at once."""
+    """A channel in a store, to read and to write. It is stateless: any number may be open at once."""
 
     def __init__(self, store: Store, channel: Channel):
         super().__init__(store, channel)
@@ -183,7 +183,7 @@ class Chain(ChainReader):
         writer: str,
         label: str | None = None,
     ) -> Manifest:
-        """A manifest with the time of now, for `commit`; `UsageError` for one that readers would refuse."""
+        """A manifest with the current time, for `commit`; `UsageError` for one that readers would refuse."""
         check_name(writer, "writer")
         step = check_step(step)
         now = round(time.time(), 3)
@@ -209,7 +209,7 @@ class Chain(ChainReader):
     def _commit_listed(self, manifest: Manifest, data: bytes, lost: str) -> None:
         """For stores without create-if-absent: write under our own name, and list the commits of other writers.
 
-        Of two that do so at once at least one sees the other, and withdraws; both may.
+        Of two writers at once at least one sees the other and withdraws; perhaps both do.
         """
         version = manifest.position.version
         own = manifest_key(version, f"{manifest.writer}-{self._mark}")
@@ -227,7 +227,7 @@ class Chain(ChainReader):
     def _is_stale(self, manifest: Manifest) -> bool:
         """Whether the channel has moved on, or was started over, without the writer of ``manifest``.
 
-        After a long sleep of the writer the manifest that should fence it off may have been collected. So there must
+        If the writer was suspended for long, the manifest that should fence it may have been collected. So there must
         also be no later version, and the version before must be the base.
         """
         version = manifest.position.version

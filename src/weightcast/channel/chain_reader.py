@@ -98,7 +98,7 @@ class ChainReader:
     def head(self, known: int | None = None) -> Manifest | None:
         """The newest commit; None if there is none yet. ``known`` is a version that the caller has seen.
 
-        Neither the hint nor a listing may be fresh, so later versions are probed.
+        The hint and the listing may both be old, so later versions are probed.
         """
         hint = known if known is not None else self._hint()
         newest = max(self.versions((hint or 0) - 1), default=None)

@@ -1,4 +1,4 @@
-"""Edges: the objects of a channel that lead from one version, or from nothing, to another; named so by SPEC 11.2."""
+"""Edges: the objects of a channel that lead to a version, from an earlier one or from nothing (SPEC 12.2)."""
 
 from __future__ import annotations
 

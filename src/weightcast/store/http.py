@@ -174,12 +174,8 @@ def _row(row: Any) -> Listed:
     key, size, modified = row
     if not isinstance(key, str) or not is_key(key):
         raise FormatError("a row of the index has no key")
-    if (
-        type(size) is not int
-        or not 0 <= size < 1 << 63
-        or type(modified) not in (int, float)
-        or not 0 <= modified < 1e12
-    ):
+    is_size = type(size) is int and 0 <= size < 1 << 63
+    if not is_size or type(modified) not in (int, float) or not 0 <= modified < 1e12:
         raise FormatError("a row of the index has an impossible size or time")
     return Listed(key, size, float(modified))
 
