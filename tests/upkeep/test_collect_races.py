@@ -14,9 +14,10 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.keys import DOOMED, MANIFESTS, Position, manifest_key, pin_key
 from weightcast.channel.pins import pin, pins
 from weightcast.channel.retention import Retention
+from weightcast.channel.route import reachable
 from weightcast.channel.tags import set_tag, tag_names
 from weightcast.disk.checkpoint import save
-from weightcast.errors import ConflictError, MissingError, UnreachableError
+from weightcast.errors import ConflictError, MissingError, UnreachableError, UsageError
 from weightcast.upkeep.collect import collect
 
 DAY = 86400.0
@@ -75,6 +76,48 @@ def test_mark_set_while_manifests_are_deleted_is_refused_and_not_left(
 
 def manifest_prefix(version: int) -> str:
     return manifest_key(version).removesuffix(".json")
+
+
+def copied(store: ScriptedStore) -> ScriptedStore:
+    copy = ScriptedStore(now=0.0)
+    for key in store.keys(""):
+        copy.put(key, store.store.get(key))
+    copy.now = store.now
+    copy.calls.clear()
+    return copy
+
+
+@pytest.mark.parametrize("mark", [pin_it, tag_it])
+@pytest.mark.parametrize("gc_is_interrupted", [True, False])
+def test_mark_set_at_any_moment_of_gc_keeps_its_version_or_is_refused(
+    tmp_path: Path, mark: Callable[[Chain], None], gc_is_interrupted: bool
+) -> None:
+    """One of the two runs as a whole before each request of the other."""
+    whole = channel(tmp_path, fenced=True)
+
+    def collects(store: ScriptedStore) -> None:
+        collect(Chain.open(store), POLICY)
+
+    def marks(store: ScriptedStore) -> None:
+        try:
+            mark(Chain.open(store))
+        except (ConflictError, MissingError, UsageError):
+            refused.append(True)
+
+    outer, inner = (collects, marks) if gc_is_interrupted else (marks, collects)
+    probe = copied(whole)
+    refused: list[bool] = []
+    outer(probe)
+    for moment in range(len(probe.calls)):
+        store, refused = copied(whole), []
+        store.before("", "", lambda _, store=store: inner(store), skip=moment, times=1)
+        outer(store)
+        chain = Chain.open(store)
+        marked = {*pins(chain), *(1 for _ in tag_names(chain))}
+        assert marked == (set() if refused else {1}), moment
+        if marked:
+            assert 1 in reachable(chain.edges(None, 4)), moment
+            assert chain.manifest(1).position.version == 1
 
 
 def test_pin_written_once_deletions_are_announced_is_seen(store: ScriptedStore) -> None:
