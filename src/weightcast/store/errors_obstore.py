@@ -17,45 +17,37 @@ Meaning = tuple[type[StoreError], str, str]
 """The kind of error, the problem, the remedy."""
 
 _NO_BUCKET: Meaning = (MissingError, "the bucket does not exist", "Create it, or check its name and the endpoint.")
-_EXPIRED: Meaning = (AccessError, "these credentials have expired", "Renew them.")
 _REGION: Meaning = (AccessError, "the bucket is in another region", "Set AWS_REGION to the bucket's region.")
-_SLOW: Meaning = (UnreachableError, "the store limits the rate of requests", "Try again later.")
+_BUSY: Meaning = (UnreachableError, "the store limits the rate of requests", "Try again later.")
 
-_MEANINGS: dict[str, Meaning] = {
-    "NoSuchBucket": _NO_BUCKET,
-    "ContainerNotFound": _NO_BUCKET,
-    "ContainerBeingDeleted": _NO_BUCKET,
-    "ExpiredToken": _EXPIRED,
-    "TokenRefreshRequired": _EXPIRED,
-    "PermanentRedirect": _REGION,
-    "AuthorizationHeaderMalformed": _REGION,
-    "IllegalLocationConstraintException": _REGION,
-    "SlowDown": _SLOW,
-    "RequestTimeout": _SLOW,
-    "ServerBusy": _SLOW,
-    "OperationAborted": _SLOW,
-    "ConditionalRequestConflict": _SLOW,
-    "InvalidAccessKeyId": (
-        AccessError,
-        "the store does not know this access key",
-        "Check AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.",
+_CODES: list[tuple[str, Meaning]] = [
+    ("NoSuchBucket ContainerNotFound ContainerBeingDeleted", _NO_BUCKET),
+    ("PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException", _REGION),
+    ("SlowDown RequestTimeout ServerBusy OperationAborted ConditionalRequestConflict", _BUSY),
+    ("ExpiredToken TokenRefreshRequired", (AccessError, "these credentials have expired", "Renew them.")),
+    (
+        "InvalidAccessKeyId",
+        (AccessError, "the store does not know this access key", "Check AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL."),
     ),
-    "SignatureDoesNotMatch": (
-        AccessError,
-        "the secret key does not belong to this access key",
-        "Check AWS_SECRET_ACCESS_KEY.",
+    (
+        "SignatureDoesNotMatch",
+        (AccessError, "the secret key does not belong to this access key", "Check AWS_SECRET_ACCESS_KEY."),
     ),
-    "InvalidToken": (AccessError, "the store does not know this session token", "Check AWS_SESSION_TOKEN."),
-    "AuthenticationFailed": (AccessError, "the store does not accept these credentials", "Check the account's key."),
-    "RequestTimeTooSkewed": (
-        AccessError,
-        "this machine's clock is too far from the store's",
-        "Correct it, for example with a time server.",
+    ("InvalidToken", (AccessError, "the store does not know this session token", "Check AWS_SESSION_TOKEN.")),
+    ("AuthenticationFailed", (AccessError, "the store does not accept these credentials", "Check the account's key.")),
+    (
+        "RequestTimeTooSkewed",
+        (
+            AccessError,
+            "this machine's clock is too far from the store's",
+            "Set it by a time server.",
+        ),
     ),
-    "QuotaExceeded": (AccessError, "the bucket's quota is used up", "Free some space, or raise the quota."),
-    "EntityTooLarge": (StoreError, "the store does not accept objects of this size", "Make the parts smaller."),
-    "InvalidBucketName": (StoreError, "the store does not accept this name for a bucket", "Check the name."),
-}
+    ("QuotaExceeded", (AccessError, "the bucket's quota is used up", "Free some space, or raise the quota.")),
+    ("EntityTooLarge", (StoreError, "the store does not accept objects of this size", "Make the parts smaller.")),
+    ("InvalidBucketName", (StoreError, "the store does not accept this name for a bucket", "Check the name.")),
+]
+_MEANINGS = {code: meaning for codes, meaning in _CODES for code in codes.split()}
 
 _CAUSES: list[tuple[str, str, str]] = [
     ("dns error", "the endpoint's name cannot be resolved", "Check the endpoint and the name server."),
