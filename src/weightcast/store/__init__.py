@@ -69,7 +69,7 @@ def open_store(url: str | Path | Store, report: Report = silent) -> Store:
         from weightcast.store.http import HttpStore
 
         return Patient(HttpStore(f"{scheme}://{rest}"))
-    raise _not_an_address(url, "" if scheme in _KNOWN else _nearest(scheme))
+    raise _not_an_address(url, "" if scheme in _KNOWN else _nearest(scheme), rest)
 
 
 def _folder(path: Path) -> Store:
@@ -89,13 +89,13 @@ def _refuse_slip(url: str) -> None:
     """`UsageError` for text that is neither a known address nor meant as a path."""
     if not url or "\0" in url:
         raise UsageError("no bucket is named", hint=_EXAMPLES)
-    scheme, colon, _ = url.partition(":")
+    scheme, colon, rest = url.partition(":")
     if colon and "/" not in scheme and not Path(url).exists() and (near := _nearest(scheme)):
-        raise _not_an_address(url, near)
+        raise _not_an_address(url, near, rest.lstrip("/"))
 
 
-def _not_an_address(url: str, near: str) -> UsageError:
-    guess = f"Did you mean {near}://{url.partition(':')[2].lstrip('/')}? " if near else ""
+def _not_an_address(url: str, near: str, rest: str) -> UsageError:
+    guess = f"Did you mean {near}://{rest}? " if near else ""
     return UsageError(f"not the address of a bucket: {url!r}", hint=guess + _EXAMPLES)
 
 
