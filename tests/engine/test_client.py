@@ -16,7 +16,10 @@ from weightcast.errors import EngineError, EngineGoneError
 
 Answers = Mapping[str, tuple[int, str]]
 
-NO_METHOD = "Call to collective_rpc method failed: Method 'weightcast' is not implemented."
+NO_METHOD = [
+    "Call to collective_rpc method failed: Method 'weightcast' is not implemented.",
+    "Call to collective_rpc method failed: Worker failed with error ''CPUWorker' object has no attribute 'weightcast''",
+]
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
@@ -68,8 +71,9 @@ def test_engine_requests_ignore_proxy_variables(variable: str, monkeypatch: pyte
         assert HttpEngine(url).is_paused()
 
 
-def test_healthy_engine_without_the_method_runs_without_the_plug_in() -> None:
-    refused = refusal({"/collective_rpc": error_500(NO_METHOD), "/health": (200, "")})
+@pytest.mark.parametrize("message", NO_METHOD, ids=["one process", "several processes"])
+def test_healthy_engine_without_the_method_runs_without_the_plug_in(message: str) -> None:
+    refused = refusal({"/collective_rpc": error_500(message), "/health": (200, "")})
     assert "vLLM is running without the weightcast plug-in" in refused.problem
     assert "--weight-transfer-config" in (refused.hint or "")
 

@@ -23,8 +23,8 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _PLUGIN = """Start vLLM with --weight-transfer-config '{"backend": "weightcast"}', and weightcast installed."""
 
-_NO_METHOD = "Method 'weightcast' is not implemented"
-"""How vLLM reports that its workers lack the method that the plug-in adds; it has no code for it."""
+_NO_METHOD = "Method 'weightcast' is not implemented", "has no attribute 'weightcast'"
+"""How vLLM, with its two executors, reports that workers lack the plug-in's method; it has no code for that."""
 
 A = TypeVar("A")
 
@@ -134,7 +134,7 @@ class HttpEngine:
         if error.code == 500 and self._is_dead():
             hint = "Restart it; its log has the reason. The agent waits, and brings it to the newest version."
             return EngineGoneError(f"the engine has died; it answers {route} with: {text}", url=self.url, hint=hint)
-        if error.code == 500 and _NO_METHOD in text:
+        if error.code == 500 and any(reason in text for reason in _NO_METHOD):
             return EngineError("vLLM is running without the weightcast plug-in", url=self.url, hint=_PLUGIN)
         return EngineError(f"the engine answers {route} with {error.code}: {text}", url=self.url)
 
