@@ -3,27 +3,27 @@
     WeightcastError
     ├── UsageError          the caller asked for something impossible
     ├── FormatError         bytes from outside break docs/SPEC.md
-    │   └── VersionError    they have a format that this release does not read
+    │   └── VersionError    they are in a format that this release does not read
     ├── CheckpointError     a file or folder of weights is damaged, missing or in use
     │   └── BusyError       another process holds its lock; a later attempt may succeed
     ├── MismatchError       weights and patch do not belong together
     │   ├── BaseError       before applying: the weights are not the patch's base
     │   └── ResultError     after decoding: the patch does not lead to its stated result
-    ├── InterruptedApplyError    a target is half changed and its redo file must be replayed first
+    ├── InterruptedApplyError    a target is half changed: its redo file must be replayed first
     ├── StoreError          a call to a bucket failed
     │   ├── MissingError    it has no such object
-    │   ├── AccessError     it refuses these credentials, or this operation to them
+    │   ├── AccessError     it refuses these credentials, or this operation with them
     │   ├── UnreachableError    it did not answer in time; another attempt may succeed
-    │   └── UnsupportedError    this kind of store never can
+    │   └── UnsupportedError    this kind of store cannot do that
     ├── ChannelError        no channel, another channel, or no route to the version
     │   ├── ConflictError   another writer committed first
-    │   └── NoRouteError    no intact route leads to the version that is wanted
+    │   └── NoRouteError    no intact route leads to the wanted version
     ├── EngineError         a call to an inference engine failed
     │   ├── EngineGoneError     it does not answer: not started yet, or dead
-    │   └── MisfitError     the channel is of another model than the engine's; another attempt does not help
+    │   └── MisfitError     the channel is of another model than the engine's; a retry does not help
     └── SpaceError          the disk is full
 
-Each carries what it is about (`file`, `tensor`) and the remedy (`hint`); its text has all of them.
+Each has the `file` and `tensor` it is about and a `hint` with the remedy; its text includes them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 
 class WeightcastError(Exception):
-    """Base of all errors; nothing was changed unless the text says otherwise."""
+    """Base of all errors. Nothing was changed, unless the text says otherwise."""
 
     def __init__(self, problem: str, *, file: str | None = None, tensor: str | None = None, hint: str | None = None):
         super().__init__(problem)
@@ -76,7 +76,7 @@ class WeightcastError(Exception):
 
 @contextmanager
 def about(*, file: str | None = None, tensor: str | None = None, hint: str | None = None) -> Iterator[None]:
-    """Give errors raised in here a file, a tensor and a hint, where they have none."""
+    """Add a file, a tensor and a hint to errors raised in here that have none."""
     try:
         yield
     except WeightcastError as error:
@@ -103,7 +103,7 @@ class CheckpointError(WeightcastError):
 
 
 class BusyError(CheckpointError):
-    """Another process holds the lock of a folder, and did not release it in time."""
+    """Another process holds the lock of a folder and did not release it in time."""
 
 
 class MismatchError(WeightcastError):
@@ -124,7 +124,7 @@ class ResultError(MismatchError):
 
 
 class InterruptedApplyError(WeightcastError):
-    """A kill left a redo file: the target is half changed until the file is replayed."""
+    """An apply was killed: the target is half changed until its redo file is replayed."""
 
 
 class StoreError(WeightcastError):
@@ -145,7 +145,7 @@ class AccessError(StoreError):
 
 
 class UnreachableError(StoreError):
-    """No answer, a late one, or one that asks for another attempt: the only error that is retried."""
+    """No answer, a late answer, or one that asks for a retry: the only error that is retried."""
 
 
 class UnsupportedError(StoreError):
@@ -153,7 +153,7 @@ class UnsupportedError(StoreError):
 
 
 class ChannelError(WeightcastError):
-    """The bucket holds no channel, another one than expected, or one without a route to the version."""
+    """The bucket holds no channel, another channel than expected, or one without a route to the version."""
 
 
 class ConflictError(ChannelError):
@@ -181,7 +181,7 @@ class EngineGoneError(EngineError):
 
 
 class MisfitError(EngineError):
-    """The channel is of another model than the engine's, or of one it cannot update: trying again does not help."""
+    """The channel is of another model than the engine's, or of one it cannot update: a retry does not help."""
 
 
 class SpaceError(WeightcastError, OSError):

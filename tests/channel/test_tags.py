@@ -204,9 +204,9 @@ def test_pin_of_a_version_collected_meanwhile_is_removed(chain: Chain) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"{", "no JSON"),
+        (b"{", "not JSON"),
         (dump_record(TAG), "another channel"),
-        (b"x" * 100, "no JSON"),
+        (b"x" * 100, "not JSON"),
         (b" " * 5000, "larger than 4,096 bytes"),
     ],
 )

@@ -29,7 +29,7 @@ def test_wrong_base(single: Pair, target: Path) -> None:
     told = weightcast(*apply, "--json")
     assert (done.code, told.code, copied.code) == (MISMATCH, MISMATCH, MISMATCH)
     assert "the patch begins at" in done.complaint
-    assert "take a patch made from these weights" in done.complaint
+    assert "use a patch that was made from these weights" in done.complaint
     assert copied.complaint == done.complaint
     assert told.error["kind"] == "BaseError"
     assert (told.error["expected"], told.error["found"]) == (single.made.facts["base"], stands.facts["digest"])
@@ -227,7 +227,7 @@ def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
     done = weightcast("inspect", tmp_path / "config.json")
     assert done.code == FORMAT
-    assert "this is no safetensors file" in done.complaint
+    assert "not a safetensors file" in done.complaint
 
 
 def test_unknown_codec(single: Pair, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_log_finds_versions_before_a_gap(world: World) -> None:
 def test_log_shows_what_is_damaged_in_its_place(world: World) -> None:
     (world.url / "manifests" / f"{3:012d}.json").write_text("{")
     rows = {row["version"]: row for row in facts("log", world.url)["versions"]}
-    assert "no JSON" in rows[3]["problem"]
+    assert "not JSON" in rows[3]["problem"]
     assert "version 3: " in run("log", world.url).err
     assert rows[2]["step"] == 20
 

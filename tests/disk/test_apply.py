@@ -252,7 +252,7 @@ def test_target_edited_while_interrupted_is_noticed(tmp_path: Path) -> None:
         n += 1
     with wc.Checkpoint(case.target, writable=True, interrupted=True) as weights:
         weights.write("g.frozen", weights.read("g.frozen") ^ np.uint16(1))
-    with pytest.raises(ResultError, match="changed by something else"):
+    with pytest.raises(ResultError, match="something else changed the target"):
         resume(case.target)
 
 
@@ -323,7 +323,7 @@ def test_impossible_outputs_are_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="folder does not exist"):
         apply_to_copy(case.patch, case.target, tmp_path / "no" / "out")
     for out in (tmp_path, tmp_path / "no" / "patch"):
-        with pytest.raises(UsageError, match="cannot be written there"):
+        with pytest.raises(UsageError, match="cannot write a patch there"):
             write_patch(case.old, case.new, out)
 
 

@@ -184,7 +184,7 @@ def test_tensor_in_two_files(shards: Shards) -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b'{"weight_map": {"a": "x", "a": "y"}}', b"[" * 200_000])
 def test_index_not_json(shards: Shards, text: bytes) -> None:
     (shards.folder / INDEX).write_bytes(text)
-    error = shards.refuses(FormatError, "the index is no JSON|the index has a key twice")
+    error = shards.refuses(FormatError, "the index is not JSON|the index has a duplicate key")
     assert error.file == str(shards.folder / INDEX)
 
 
@@ -219,7 +219,7 @@ def test_no_such_folder(shards: Shards) -> None:
 def test_truncated_tensor_file(shards: Shards, cut: int) -> None:
     file = shards.file(1)
     file.write_bytes(file.read_bytes()[:cut])
-    error = shards.refuses(FormatError, "too short|ends within its header|its header speaks of")
+    error = shards.refuses(FormatError, "too short|ends within its header|its header describes")
     assert error.file == str(file)
 
 
@@ -261,6 +261,6 @@ def test_redo_file_cut_off(world: World) -> None:
     honest = world.patch("plain")
     redo_path(world.target).write_bytes(honest[:-1])
     before = tree(world.home)
-    with pytest.raises(FormatError, match="bytes of data, its header speaks of"):
+    with pytest.raises(FormatError, match="bytes of data, its header describes"):
         resume(world.target)
     assert tree(world.home) == before

@@ -148,10 +148,10 @@ def boxed(value: object) -> str:
 
 
 LIES = {
-    "nothing": ("", "no JSON"),
-    "not JSON": ("hello", "no JSON"),
-    "deeply nested": ("[" * 100_000, "no JSON"),
-    "a key twice": ('{"protocol": 1, "protocol": 1}', "a key twice"),
+    "nothing": ("", "not JSON"),
+    "not JSON": ("hello", "not JSON"),
+    "deeply nested": ("[" * 100_000, "not JSON"),
+    "a key twice": ('{"protocol": 1, "protocol": 1}', "a duplicate key"),
     "half a surrogate pair": (changed(STAGE, job="\ud800"), "surrogate"),
     "not an object": ("[]", "not an object"),
     "no protocol": (without(STAGE, "protocol"), "no protocol number"),
@@ -170,7 +170,7 @@ LIES = {
     "fraction": (changed(STATE, updates=1.5), "worker_state.updates: expected a natural"),
     "negative number": (changed(STATE, updates=-1), "worker_state.updates: expected a natural"),
     "number over 64 bits": (changed(STATE, updates=2**64), "worker_state.updates: expected a natural"),
-    "not a number": (changed(STATE, updates=float("nan")), "no JSON"),
+    "not a number": (changed(STATE, updates=float("nan")), "not JSON"),
     "rank outside of the world": (changed(STATE, rank=1), "rank 1 of 1 workers"),
     "position without digest": (changed(STATE, position=[3]), "a position is impossible"),
     "position with a short digest": (changed(STATE, position=[3, "a"]), "a digest is impossible"),

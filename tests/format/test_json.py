@@ -42,7 +42,7 @@ def test_whole_pair_and_escaped_text_are_read() -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 5000, "-" + "9" * 5000])
 def test_number_that_cannot_be_held_is_refused(number: str) -> None:
-    with pytest.raises(FormatError, match="the record is no JSON"):
+    with pytest.raises(FormatError, match="the record is not JSON"):
         parse_json(f'{{"a": [1, {number}]}}'.encode(), "record")
 
 
@@ -53,7 +53,7 @@ def nested(opened: bytes, depth: int) -> bytes:
 
 @pytest.mark.parametrize("opened", [b"[", b'{"a":', b'[{"a":', rb'["\ud83d\ude00",'])
 def test_depth_that_exhausts_the_stack_is_refused(opened: bytes) -> None:
-    with pytest.raises(FormatError, match="the record is no JSON"):
+    with pytest.raises(FormatError, match="the record is not JSON"):
         parse_json(nested(opened, 100_000), "record")
     parse_json(nested(opened, 50), "record")
     with suppress(FormatError):  # near the limit either answer will do, but no other error
@@ -76,6 +76,6 @@ def test_file_of_another_kind_is_named_as_not_safetensors(tmp_path: Path, conten
     (tmp_path / "config.json").write_bytes(content)
     with FileSource(tmp_path / "config.json") as source, pytest.raises(FormatError) as caught:
         open_container(source)
-    assert "no safetensors file" in str(caught.value)
+    assert "not a safetensors file" in str(caught.value)
     assert not any(character.isdigit() for character in caught.value.problem)
     assert caught.value.hint

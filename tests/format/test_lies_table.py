@@ -37,7 +37,7 @@ from weightcast.errors import (
 def test_table_is_not_a_zlib_stream(world: World) -> None:
     honest = Parts.of(world.patch()).entries[TABLE].data
     world.refuses(with_stream(world.patch(), TABLE, bytes(20)), FormatError, "cannot be decompressed")
-    world.refuses(with_stream(world.patch(), TABLE, b""), FormatError, "another size than stated")
+    world.refuses(with_stream(world.patch(), TABLE, b""), FormatError, "does not have the .* bytes")
     bad_checksum = honest[:-1] + bytes([honest[-1] ^ 1])
     world.refuses(with_stream(world.patch(), TABLE, bad_checksum), FormatError, "cannot be decompressed")
 
@@ -45,19 +45,19 @@ def test_table_is_not_a_zlib_stream(world: World) -> None:
 def test_table_cut_off(world: World) -> None:
     honest = Parts.of(world.patch()).entries[TABLE].data
     for length in range(len(honest)):
-        world.refuses(with_stream(world.patch(), TABLE, honest[:length]), FormatError, "another size than stated")
+        world.refuses(with_stream(world.patch(), TABLE, honest[:length]), FormatError, "does not have the .* bytes")
 
 
 @pytest.mark.parametrize("more", [b"\0", b"x" * 1000, zlib.compress(b"")])
 def test_bytes_after_the_zlib_stream(world: World, more: bytes) -> None:
     honest = Parts.of(world.patch()).entries[TABLE].data
-    world.refuses(with_stream(world.patch(), TABLE, honest + more), FormatError, "another size than stated")
+    world.refuses(with_stream(world.patch(), TABLE, honest + more), FormatError, "does not have the .* bytes")
 
 
 @pytest.mark.parametrize("by", [-1, 1, 1000])
 def test_declared_table_size_is_another(world: World, by: int) -> None:
     size = Parts.of(world.patch()).meta["table"]
-    world.refuses(with_meta(world.patch(), table=size + by), FormatError, "another size than stated")
+    world.refuses(with_meta(world.patch(), table=size + by), FormatError, "does not have the .* bytes")
 
 
 @pytest.mark.parametrize("size", [(1 << 24) + 1, 1 << 40, 1 << 100, -1])
@@ -68,12 +68,12 @@ def test_declared_table_size_would_exhaust_memory(world: World, size: int) -> No
 def test_table_at_its_limit_but_not_there(world: World) -> None:
     kind, text = refused_in_bounds(world, with_meta(world.patch(), table=1 << 24))
     assert kind == "FormatError"
-    assert "another size than stated" in text
+    assert "bytes that the metadata states" in text
 
 
 @pytest.mark.parametrize("size", ["9", 9.0, None, True, [9]])
 def test_declared_table_size_is_not_a_number(world: World, size: Any) -> None:
-    world.refuses(with_meta(world.patch(), table=size), FormatError, "codec or table size is impossible")
+    world.refuses(with_meta(world.patch(), table=size), FormatError, "impossible codec or table size")
 
 
 def zeros_deflated(megabytes: int) -> bytes:
@@ -89,7 +89,7 @@ def test_zip_bomb_table(world: World, stated: int) -> None:
     lie = with_meta(with_stream(world.patch(), TABLE, zeros_deflated(16 << 10)), table=stated)
     kind, text = refused_in_bounds(world, lie)
     assert kind == "FormatError"
-    assert "another size than stated" in text
+    assert "bytes that the metadata states" in text
 
 
 def test_small_file_with_a_table_of_millions_of_numbers(world: World) -> None:
@@ -156,8 +156,12 @@ def test_no_digests_at_all(world: World) -> None:
 
 def test_digests_of_another_shape(world: World) -> None:
     digests = Parts.of(world.patch()).entries[DIGESTS].data
-    world.refuses(with_stream(world.patch(), DIGESTS, digests, shape=[1, 2]), FormatError, "digests are no list of U64")
-    world.refuses(with_stream(world.patch(), DIGESTS, digests, dtype="I64"), FormatError, "digests are no list of U64")
+    world.refuses(
+        with_stream(world.patch(), DIGESTS, digests, shape=[1, 2]), FormatError, "digests is not a list of U64"
+    )
+    world.refuses(
+        with_stream(world.patch(), DIGESTS, digests, dtype="I64"), FormatError, "digests is not a list of U64"
+    )
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xc0\x80"])
@@ -213,16 +217,14 @@ def test_too_many_dimensions_in_table(world: World, rank: int) -> None:
 
 @pytest.mark.parametrize("size", [(1 << 48) + 1, 1 << 60])
 def test_impossible_shape_in_table(world: World, size: int) -> None:
-    error = world.refuses(with_column(world.patch(), "sizes", 0, size), FormatError, "shape in the table is impossible")
+    error = world.refuses(with_column(world.patch(), "sizes", 0, size), FormatError, "impossible shape in the table")
     assert error.tensor == "a"
 
 
 def test_packed_values_that_do_not_fill_bytes(world: World) -> None:
     table = Table.of(world.patch())
     table.dtypes[0], table.sizes[0:2] = 1, [1, 1001]
-    assert (
-        world.refuses(with_table(world.patch(), table), FormatError, "shape in the table is impossible").tensor == "a"
-    )
+    assert world.refuses(with_table(world.patch(), table), FormatError, "impossible shape in the table").tensor == "a"
 
 
 def test_declared_shape_would_exhaust_memory(world: World, tmp_path: Path) -> None:
@@ -243,7 +245,7 @@ def test_declared_shape_would_exhaust_memory(world: World, tmp_path: Path) -> No
     assert len(outcomes) == len(lies)
     for kind, text in outcomes:
         assert kind in ("FormatError", "UsageError")
-        assert "tensor a" in text or "header speaks of" in text or "entries overlap" in text
+        assert "tensor a" in text or "header describes" in text or "entries overlap" in text
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ def test_count_is_off_by_one(world: World, codec: str, by: int) -> None:
 
 
 def test_count_of_a_whole_tensor_is_off(world: World) -> None:
-    error = world.refuses(with_column(world.anchor(), "changed", 1, 299), FormatError, "without a base changes less")
+    error = world.refuses(with_column(world.anchor(), "changed", 1, 299), FormatError, "does not change all")
     assert error.tensor == "b"
 
 
@@ -295,19 +297,15 @@ def test_block_of_no_bytes(world: World) -> None:
 def test_blocks_with_plain(world: World) -> None:
     table = Table.of(world.patch("plain"))
     table.counts[0], table.skips, table.lengths = 1, [0], [1]
-    assert (
-        world.refuses(with_table(world.patch("plain"), table), FormatError, "a row has blocks its codec").tensor == "a"
-    )
+    assert world.refuses(with_table(world.patch("plain"), table), FormatError, "a row has blocks").tensor == "a"
 
 
 def test_no_blocks_without_plain(world: World) -> None:
     table = Table.of(world.patch())
     table.counts[0], table.skips, table.lengths = 0, table.skips[1:], table.lengths[1:]
-    assert world.refuses(with_table(world.patch(), table), FormatError, "none where it must").tensor == "a"
+    assert world.refuses(with_table(world.patch(), table), FormatError, "a row has no blocks").tensor == "a"
 
 
 def test_plain_patch_that_says_it_is_gap(world: World) -> None:
     world.refuses(with_meta(world.patch("plain"), codec="gap"), FormatError, f"the entry {BLOCKS} is missing")
-    world.refuses(
-        with_meta(world.patch("gap"), codec="plain"), FormatError, "a row has blocks its codec has not|too ear"
-    )
+    world.refuses(with_meta(world.patch("gap"), codec="plain"), FormatError, "a row has blocks|too ear")

@@ -245,7 +245,7 @@ def test_patches_decoded_without_their_base_compose_and_apply_once_decoded_again
     whole = wc.compose(first, second)
     assert whole.tensors[0].old is None
     target = one(states[0].read("w").copy())
-    with pytest.raises(UsageError, match=r"the old bits are not known.*Decode it against the base"):
+    with pytest.raises(UsageError, match=r"the old bits are unknown.*Decode the patch with"):
         whole.apply(target, wc.fingerprint(target))
     assert same_bits(target, states[0])
     wc.decode(wc.encode(whole, "plain"), target).apply(target, wc.fingerprint(target))

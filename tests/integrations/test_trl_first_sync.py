@@ -197,12 +197,12 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Pairs], type[Exception], str, st
     ),
     "twice": (lambda tensors: [*tensors.items(), *tensors.items()], UsageError, "twice", "embed.weight"),
     "raises": (_broken, RuntimeError, "a rank is gone", None),
-    "nothing": (lambda tensors: [], UsageError, "sends no tensors", None),
+    "nothing": (lambda tensors: [], UsageError, "sent no tensors", None),
 }
 EARLY = (
     lambda tensors: islice(tensors.items(), 2),
     UsageError,
-    "did not send all.*norm.*Restart",
+    "did not send tensors.*norm.*restart",
     "layers.0.norm.weight",
 )
 

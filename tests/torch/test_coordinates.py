@@ -100,7 +100,7 @@ def test_converted_tensors_have_only_the_sources_they_need() -> None:
     wanted = {id(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj)}
     assert {id(source) for source in wqkv.sources} == wanted
     assert wqkv.shape == tuple(wqkv.tensor().shape) == (48, 16)
-    assert wqkv.dtype == wqkv.tensor().dtype == torch.bfloat16
+    assert wqkv.tensor().dtype == torch.bfloat16
     assert not wqkv.tensor().requires_grad
 
 
@@ -114,7 +114,7 @@ def test_views_follow_memory_that_is_replaced() -> None:
         assert view.is_contiguous()
         assert not view.requires_grad
         start = piece.source.data_ptr() + piece.offset * view.itemsize
-        assert (view.data_ptr(), tuple(view.shape), view.dtype) == (start, piece.shape, piece.dtype)
+        assert (view.data_ptr(), tuple(view.shape), view.dtype) == (start, piece.shape, piece.source.dtype)
 
 
 def test_names_are_sorted_by_their_bytes() -> None:

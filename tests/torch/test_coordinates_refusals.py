@@ -47,12 +47,12 @@ def refusal_of(model: Any, tensor: str | None = "0.weight") -> UsageError:
 
 
 def test_meta_tensors_are_refused() -> None:
-    assert "Materialise the model first" in str(refusal_of(holding(torch.empty(2, 2, device="meta"))))
+    assert "Load the model's weights first" in str(refusal_of(holding(torch.empty(2, 2, device="meta"))))
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_lazy_modules_are_refused() -> None:
-    assert "Materialise the model first" in str(refusal_of(nn.Sequential(nn.LazyLinear(2))))
+    assert "Load the model's weights first" in str(refusal_of(nn.Sequential(nn.LazyLinear(2))))
 
 
 def test_non_contiguous_parameters_are_refused() -> None:

@@ -178,4 +178,6 @@ def test_dtypes_are_those_of_the_format() -> None:
     for name, tensor in parameters.items():
         module.register_buffer(name, tensor)
     layout = coordinates_of(module)
-    assert {piece.name: DTYPES[piece.dtype] for piece in layout.pieces} == {name: name for name in DTYPES.values()}
+    assert {piece.name: DTYPES[piece.source.dtype] for piece in layout.pieces} == {
+        name: name for name in DTYPES.values()
+    }

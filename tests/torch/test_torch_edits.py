@@ -126,11 +126,11 @@ def test_model_converted_to_another_dtype_is_refused(detect: str) -> None:
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer, detect=detect, dtype="BF16") as publisher:
         model.to(torch.bfloat16)
-        with pytest.raises(UsageError, match="no longer the one that is watched"):
+        with pytest.raises(UsageError, match="was moved, converted or replaced"):
             publisher.publish()
         if detect == "transient":
             backward(model, 1)
-            with pytest.raises(UsageError, match="no longer the one that is watched"):
+            with pytest.raises(UsageError, match="was moved, converted or replaced"):
                 optimizer.step()
 
 
@@ -248,11 +248,11 @@ def test_replaced_module_is_followed_and_a_new_or_untied_one_refused(detect: str
         same(model, follower.model)
         tied = model.head.weight
         model.head.weight = nn.Parameter(tied.detach().clone())
-        with pytest.raises(UsageError, match="no longer the one that is watched"):
+        with pytest.raises(UsageError, match="was moved, converted or replaced"):
             publisher.publish()
         model.head.weight = tied
         model.more = nn.Linear(2, 2)
-        with pytest.raises(UsageError, match="no longer the one that is watched"):
+        with pytest.raises(UsageError, match="was moved, converted or replaced"):
             publisher.publish()
         del model.more
         publisher.publish().result(60)

@@ -129,7 +129,7 @@ def expected(case: Case) -> list[Change]:
     for spec, old, new in zip(case.batch.specs, case.before, case.after, strict=True):
         tensor = diff_tensor(spec, old, new, 0)
         if tensor.changed:
-            ranks = rank(spec, tensor.indices, tensor.old, tensor.new, lambda at, n, old=old: old[at : at + n], ONE)
+            ranks = rank(spec, tensor.indices, tensor.old, tensor.new, old, ONE)
             found.append(Change(spec, tensor.indices, tensor.old, tensor.new, tensor.digest, ranks))
     return found
 

@@ -145,7 +145,7 @@ def lose_anchors(chain: Chain) -> str:
 
 def break_manifest(chain: Chain) -> str:
     chain.store.put(manifest_key(2), b"{")
-    return f"{manifest_key(2)}: the manifest is no JSON"
+    return f"{manifest_key(2)}: the manifest is not JSON"
 
 
 @pytest.mark.parametrize("harm", [lose_delta, cut_delta, lose_weights_of_anchor, lose_anchors, break_manifest])

@@ -1,28 +1,27 @@
-"""Patches between checkpoints on disk: make one, apply one, survive a kill in between.
+"""Patches between checkpoints on disk: make one, apply one, survive a kill in the middle.
 
 `gap` and `banded` cannot be decoded once a target is half overwritten. So the decoded patch is first written beside the
-target, as a `plain` patch, and synced: the redo file. Then the target is overwritten. Whoever finds a redo file replays
-it, as often as it takes: a patch holds absolute bits, and applying it twice changes nothing.
+target as a `plain` patch, the redo file, and synced. Then the target is overwritten. Whoever finds a redo file replays
+it, as often as needed: it holds absolute bits, and applying it twice changes nothing.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from weightcast.disk.checkpoint import Checkpoint, redo_path
-from weightcast.disk.durable import Report, disk_errors, own_copy, replacing, silent, sync_folder
-from weightcast.disk.staged import fingerprint_of, laid_over, proven, stage
+from weightcast.disk.durable import Report, disk_errors, own_copy, remove, replacing, silent, sync, sync_folder
+from weightcast.disk.staged import decode_verified, fingerprint_of, overlay_tensor, stage
 from weightcast.errors import CheckpointError, ResultError, UsageError, about
+from weightcast.format.closing import Closing
 from weightcast.format.codec import Coded
 from weightcast.format.diff import diff_tensor, refuse_other_table
 from weightcast.format.digest import Fingerprint, tensor_digest
-from weightcast.format.patch import ModelSize, departure, refuse_other_tensor
+from weightcast.format.patch import ModelSize, refuse_other_tensor, start_of_patch
 from weightcast.format.patchfile import PatchReader, PatchWriter
 from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorSpec, elements_of
@@ -50,7 +49,7 @@ def write_patch(
     """
     out = Path(out)
     if out.is_dir() or not out.absolute().parent.is_dir():
-        raise UsageError("a patch cannot be written there", file=str(out), hint="Name a file in a folder that exists.")
+        raise UsageError("cannot write a patch there", file=str(out), hint="Name a file in a folder that exists.")
     refuse_other_table(old.table, new.table)
     model = ModelSize.of(old.table)
     bases, results, changed, done = [], [], 0, 0
@@ -64,9 +63,9 @@ def write_patch(
 
         for spec, (base, coded) in zip(old.table, workers.stream(one, old.table, elements_of), strict=True):
             bases.append(base)
-            results.append(coded.digest)
-            if coded.changed:
-                changed += coded.changed
+            results.append(coded.row.digest)
+            if coded.row.changed:
+                changed += coded.row.changed
                 writer.add(coded)
             done += spec.nbytes
             report("diff", done, model.nbytes)
@@ -81,7 +80,7 @@ def write_patch(
 
 @dataclass(frozen=True)
 class Applied:
-    """The digest of a target after an apply, and whether anything had to be done for it."""
+    """The digest of a target after an apply, and whether it had to change for that."""
 
     digest: str
     changed: bool
@@ -102,11 +101,11 @@ def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE
         redo = redo_path(target)
         stage(reader, opened.weights, fingerprint, redo, workers, report)
         _overwrite(redo, opened, report)
-        _forget(redo)
+        remove(redo)
     return Applied(reader.header.result, changed=True)
 
 
-class _Target:
+class _Target(Closing):
     """A checkpoint that is written in place, locked against other writers."""
 
     def __init__(self, path: Path):
@@ -117,22 +116,19 @@ class _Target:
         return Checkpoint(self._path, writable=True, interrupted=True)
 
     def own(self) -> None:
-        """Copy files that other folders share. The redo file must exist: the locks are released for a moment."""
+        """Copy files that have other hard links. The redo file must exist: the locks are released for a moment."""
         with disk_errors(self._path):
             copied = [own_copy(path, path.absolute().parent) for path in self.weights.files]
             if any(copied):
                 self.weights.close()
                 self.weights = self._opened()
 
-    def __enter__(self) -> _Target:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self.weights.close()
 
 
 def resume(target: Path | str, workers: Workers = ONE, report: Report = silent) -> Applied | None:
-    """Complete an interrupted apply; None where there was none."""
+    """Complete an interrupted apply; None if there is none."""
     target = Path(target)
     with _Target(target) as opened:
         position = _resume(target, opened, workers, report)
@@ -152,12 +148,12 @@ def _resume(target: Path, opened: _Target, workers: Workers, report: Report) -> 
     found = fingerprint_of(opened.weights, workers, report).digest
     if found != expected:
         raise ResultError(
-            "replaying the interrupted apply does not lead to its result: the target was changed by something else",
+            "replaying the interrupted apply does not lead to its result: something else changed the target",
             expected=expected,
             found=found,
             hint=f"Restore the target from a good copy and delete {redo}.",
         )
-    _forget(redo)
+    remove(redo)
     return expected
 
 
@@ -168,7 +164,7 @@ def apply_to_copy(
     target, out = Path(target), Path(out)
     refuse_output(out)
     if target.resolve() in out.resolve().parents:
-        raise UsageError("the output would lie inside the target", file=str(out), hint="Name a place outside of it.")
+        raise UsageError("the output would be inside the target", file=str(out), hint="Name a place outside it.")
     parent = out.absolute().parent
     with (
         FileSource(Path(patch)) as source,
@@ -178,28 +174,31 @@ def apply_to_copy(
     ):
         reader = PatchReader(source)
         fingerprint = fingerprint_of(weights, workers, report)
-        needed = fingerprint.digest != reader.header.result
-        start = departure(fingerprint, reader.header.base, {row.spec.name for row in reader.rows}) if needed else None
+        start = None
+        if fingerprint.digest != reader.header.result:
+            start = start_of_patch(fingerprint, reader.header.base, {row.spec.name for row in reader.rows})
         copied = _copy(target, Path(workshop) / out.name)
-        if start:
+        if start is not None:
             with Checkpoint(copied, writable=True) as copy:
-                for tensor in proven(reader, weights, start, workers, report):
+                for tensor in decode_verified(reader, weights, start, workers, report):
                     bits = weights.read(tensor.spec.name)
                     tensor.scatter(bits)
                     copy.write(tensor.spec.name, bits)
-        _sync_tree(copied)
+        for path in (copied, *copied.rglob("*")):
+            if not path.is_symlink():
+                sync(path)
         weights.refuse_changed()
         copied.rename(out)
         sync_folder(parent)
-    return Applied(reader.header.result, changed=needed)
+    return Applied(reader.header.result, changed=start is not None)
 
 
 def refuse_output(out: Path) -> None:
-    """`UsageError` if ``out`` is there already, or cannot be there, before any work is done for it."""
+    """`UsageError` if ``out`` exists or cannot be created, before any work is done for it."""
     if out.exists() or out.is_symlink():
-        raise UsageError("the output exists already", file=str(out), hint="Name another, or remove it.")
+        raise UsageError("the output exists already", file=str(out), hint="Name another place, or remove it.")
     if not out.absolute().parent.is_dir():
-        raise UsageError("the output's folder does not exist", file=str(out), hint="Make it first.")
+        raise UsageError("the output's folder does not exist", file=str(out), hint="Create it first.")
 
 
 def _copy(target: Path, out: Path) -> Path:
@@ -217,16 +216,6 @@ def _copy(target: Path, out: Path) -> Path:
     return out
 
 
-def _sync_tree(top: Path) -> None:
-    for path in (top, *top.rglob("*")):
-        if not path.is_symlink():
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-
-
 def _overwrite(redo: Path, opened: _Target, report: Report) -> None:
     opened.own()
     weights = opened.weights
@@ -236,13 +225,8 @@ def _overwrite(redo: Path, opened: _Target, report: Report) -> None:
             refuse_other_tensor(weights.table, row.spec)
         done, total = 0, sum(row.spec.nbytes for row in reader.rows)
         for row in reader.rows:
-            bits = laid_over(reader, row, weights.read(row.spec.name))
+            bits = overlay_tensor(reader, row, weights.read(row.spec.name))
             weights.write(row.spec.name, bits)
             done += row.spec.nbytes
             report("apply", done, total)
     weights.sync()
-
-
-def _forget(redo: Path) -> None:
-    redo.unlink()
-    sync_folder(redo.parent)

@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from weightcast.errors import CheckpointError, FormatError, InterruptedApplyError, UsageError, about
+from weightcast.format.closing import Closing
 from weightcast.format.json import parse_json
 from weightcast.format.safetensors import MAX_HEADER, Container, Entry, FileSource, header_bytes, open_container
 from weightcast.format.spec import TensorSpec, TensorTable
@@ -21,16 +21,16 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 REDO_SUFFIX = "weightcast-redo"
 MIRROR, CHANGING = ".weightcast", "changing"
-"""The folder that a mirror keeps in a checkpoint folder, and the mark in it while the files around it change."""
+"""The folder that a mirror keeps in a checkpoint folder, and the mark in it while the checkpoint's files change."""
 
 
 def redo_path(target: Path) -> Path:
-    """Where the redo file of an apply in place lies while it runs."""
+    """The redo file of an apply in place; it exists while the apply runs."""
     return target / f".{REDO_SUFFIX}" if target.is_dir() else target.with_name(f".{target.name}.{REDO_SUFFIX}")
 
 
 FileIdentity = tuple[int, int, int, int, int]
-"""Device, inode, size and both times of a file: writing to it or putting another in its place changes one of them."""
+"""Device, inode, size and both times of a file: writing to it or replacing it changes one of them."""
 
 
 def identity_of(status: os.stat_result) -> FileIdentity:
@@ -38,7 +38,7 @@ def identity_of(status: os.stat_result) -> FileIdentity:
 
 
 def _identity_now(path: Path) -> FileIdentity | None:
-    """None where the file is gone. It is opened for this: a network file system asks its server only then."""
+    """None if the file is gone. The file is opened, since a network file system asks its server only then."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -49,10 +49,10 @@ def _identity_now(path: Path) -> FileIdentity | None:
         os.close(fd)
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """An open checkpoint: a safetensors file, or a folder of them with or without an index.
 
-    Tensors are read and written whole, into and from memory of the caller. Close it, or use it in a `with` block.
+    Each read of a tensor returns new memory. Close the checkpoint, or use it in a `with` block.
 
     >>> from weightcast.disk.checkpoint import save
     >>> save(wc.Arrays({"w": np.arange(3, dtype=np.float32)}), Path("."))
@@ -69,15 +69,14 @@ class Checkpoint:
         writable: bool = False,
         interrupted: bool = False,
     ):
-        """Open and check all headers; ``interrupted`` permits one that an apply has left half changed.
+        """Open the files and check all headers; ``interrupted`` permits a checkpoint that an apply left half changed.
 
         Files do not record the other names of tied tensors: pass them as ``aliases``.
         """
         self.path = path = Path(path)
         with ExitStack() as opening:
-            self._containers: dict[str, Container] = {}
-            self._files: dict[str, FileSource] = {}
-            self._home: dict[str, str] = {}
+            self._containers: list[Container[FileSource]] = []
+            self._home: dict[str, Container[FileSource]] = {}
             self._watched: dict[Path, FileIdentity] = {}
             if (path / INDEX).exists():
                 self.watch(path / INDEX)
@@ -85,21 +84,20 @@ class Checkpoint:
                 source = FileSource(file, writable=writable)
                 opening.callback(source.close)
                 self._watched[file] = identity_of(os.fstat(source.fd))
-                container = open_container(source)
-                self._files[str(file)], self._containers[str(file)] = source, container
-                self._claim(str(file), container, expected)
+                self._containers.append(open_container(source))
+                self._claim(self._containers[-1], expected)
             others = set(self.files) if path.is_dir() else {path.parent}
             _refuse_interrupted(others if interrupted else {path, *others})
             specs = (
                 TensorSpec(name, entry.dtype, entry.shape)
-                for container in self._containers.values()
+                for container in self._containers
                 for name, entry in container.entries.items()
             )
             self.table = TensorTable.of(specs, aliases)
             self._close = opening.pop_all().close
 
-    def _claim(self, file: str, container: Container, expected: set[str] | None) -> None:
-        names = container.entries.keys()
+    def _claim(self, container: Container[FileSource], expected: set[str] | None) -> None:
+        file, names = container.source.name, container.entries.keys()
         if expected is not None and names != expected:
             raise CheckpointError(
                 "the index and the file disagree about a tensor",
@@ -109,22 +107,23 @@ class Checkpoint:
             )
         for name in names:
             if name in self._home:
-                raise CheckpointError(f"a tensor is in {self._home[name]} too", file=file, tensor=name)
-            self._home[name] = file
+                other = self._home[name].source.name
+                raise CheckpointError(f"a tensor is in {other} too", file=file, tensor=name)
+            self._home[name] = container
 
     @property
     def files(self) -> list[Path]:
         """The files that hold tensors."""
-        return [Path(file) for file in self._files]
+        return [Path(container.source.name) for container in self._containers]
 
     def watch(self, path: Path) -> None:
-        """Have `refuse_changed` check another file that belongs to the checkpoint."""
+        """Let `refuse_changed` check another file that belongs to the checkpoint."""
         self._watched[path] = identity_of(path.stat())
 
     def refuse_changed(self) -> None:
         """`CheckpointError` if a file was written to or replaced since it was opened.
 
-        Two writes within one tick of the file system's clock look like one; a save takes longer than that.
+        Two writes within one tick of the file system's clock look like one; saving a checkpoint takes longer.
         """
         for path, seen in self._watched.items():
             if _identity_now(path) != seen:
@@ -133,37 +132,30 @@ class Checkpoint:
 
     def read(self, name: str) -> Bits:
         """A tensor's bits, in memory of their own."""
-        container = self._containers[self._home[name]]
-        entry = container.entries[name]
-        return container.read(entry).view(self.table[name].kind.word)
+        container = self._home[name]
+        return container.read(container.entries[name]).view(self.table[name].kind.word)
 
     def read_span(self, name: str, first: int, out: Bits) -> None:
         """Fill ``out`` with a tensor's bits from element ``first`` on."""
-        container = self._containers[self._home[name]]
+        container = self._home[name]
         at = container.data_start + container.entries[name].begin + first * out.itemsize
         container.source.read_into(out.view(np.uint8).data, at)
 
     def write(self, name: str, bits: Bits) -> None:
         """Replace a tensor's bits; durable after `sync`."""
-        file = self._home[name]
-        container = self._containers[file]
-        entry = container.entries[name]
-        if bits.nbytes != entry.end - entry.begin:
-            raise UsageError("these bits are not the tensor's size", file=file, tensor=name)
-        self._files[file].write_from(bits.view(np.uint8).data, container.data_start + entry.begin)
+        container = self._home[name]
+        entry, source = container.entries[name], container.source
+        size = entry.end - entry.begin
+        if bits.nbytes != size:
+            raise UsageError(f"expected {size} bytes, got {bits.nbytes}", file=source.name, tensor=name)
+        source.write_from(bits.view(np.uint8).data, container.data_start + entry.begin)
 
     def sync(self) -> None:
-        for source in self._files.values():
-            source.sync()
+        for container in self._containers:
+            container.source.sync()
 
     def close(self) -> None:
         self._close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def save(weights: Weights, folder: Path) -> None:
@@ -179,24 +171,24 @@ def save(weights: Weights, folder: Path) -> None:
 
 
 def _refuse_interrupted(targets: set[Path]) -> None:
-    """A folder and a file in it are two names of the same weights: either may have been given to `apply`."""
+    """A folder and a file in it name the same weights: either may have been given to `apply`."""
     for target in sorted(targets):
         if redo_path(target).exists():
             raise InterruptedApplyError(
-                "an apply in place was interrupted here and the weights are half changed",
+                "an apply in place was interrupted here: the weights are half changed",
                 file=str(target),
                 hint=f"Finish it with `weightcast apply --resume {target}`.",
             )
         if (target / MIRROR / CHANGING).exists():
             raise InterruptedApplyError(
-                "a mirror was interrupted while it wrote here and the weights are half changed",
+                "a mirror was interrupted while it wrote here: the weights are half changed",
                 file=str(target),
                 hint=f"Finish it with `weightcast pull URL {target}`.",
             )
 
 
 def _files_of(path: Path) -> dict[Path, set[str] | None]:
-    """The files of a checkpoint, each with the tensors its index puts there, if it has an index."""
+    """The files of a checkpoint, each with the tensors that the index puts there, if there is an index."""
     if not path.is_dir():
         if not path.exists() and not path.is_symlink():
             raise CheckpointError("there is no such file or folder", file=str(path), hint="Check the path.")
@@ -233,7 +225,7 @@ def _read_index(path: Path) -> dict[str, set[str]]:
                 f"the index points outside its folder, to {file!r}",
                 file=str(path),
                 tensor=name,
-                hint="Do not use this checkpoint unless you know where it is from.",
+                hint="Do not use this checkpoint unless you know where it comes from.",
             )
         files.setdefault(file, set()).add(name)
     return files

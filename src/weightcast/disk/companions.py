@@ -1,7 +1,7 @@
 """The files that a checkpoint folder may hold beside its weights: text and tables that loaders read, never code.
 
-An anchor or a public checkpoint comes from outside, and tools load the folder it is put into. So the names are an
-allow-list, and what makes a loader fetch or import code is removed from JSON files.
+An anchor or a public checkpoint comes from outside, and tools load the folder that it is written to. So the names are
+an allow-list, and what makes a loader fetch or import code is removed from JSON files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CODE = {"auto_map", "custom_pipelines"}
 """Keys that name Python classes to import, perhaps from another repository."""
 
 _KERNELS = {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
-"""Keys that name a kernel: one that transformers has, or, with a slash, one to fetch from a repository."""
+"""Keys that name a kernel: one of transformers' own or, with a slash, one to fetch from a repository."""
 
 _MAX_JSON = 1 << 28
 
 
 def is_wanted(name: str) -> bool:
-    """Whether a file of this name may be in a checkpoint folder that we fill, weights included."""
+    """Whether a file of this name may be in a checkpoint folder that we write, weights included."""
     return name.endswith(WEIGHTS) or is_companion(name)
 
 
@@ -42,7 +42,7 @@ def is_companion(name: str) -> bool:
 def remove_code_references(folder: Path) -> list[str]:
     """Remove what names code to import from the JSON files of ``folder``; returns the names of the changed files.
 
-    A file that is called JSON and cannot be read as such is removed: what is in it cannot be checked.
+    A `.json` file that cannot be parsed is removed: its content cannot be checked.
     """
     changed = []
     for path in sorted(folder.glob("*.json")):
@@ -63,7 +63,7 @@ def remove_code_references(folder: Path) -> list[str]:
 
 
 def _remove_code(value: Any) -> bool:
-    """Delete what names code, at any depth; whether there was any. Not recursive: depth is the author's choice."""
+    """Delete what names code, at any depth; returns whether there was any. Not recursive: a file can be very deep."""
     found, ahead = False, [value]
     while ahead:
         inner = ahead.pop()

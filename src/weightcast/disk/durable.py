@@ -1,4 +1,4 @@
-"""Files that appear whole and durable, or not at all; locks; room on the disk."""
+"""Files that appear whole and durable, or not at all; locks; free space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO
 from weightcast.errors import BusyError, CheckpointError, SpaceError, WeightcastError
 
 Report = Callable[[str, int, int], None]
-"""Called with (stage, bytes done, bytes in all) as work goes on."""
+"""Called with (stage, bytes done, bytes in all) as the work proceeds."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -42,7 +42,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def sync_folder(folder: Path) -> None:
     """Make the folder's own entries durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    sync(folder, os.O_DIRECTORY)
+
+
+def sync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
+    """Make a file's content, or a folder's own entries, durable."""
+    fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
     finally:
@@ -50,13 +55,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_mark(path: Path) -> None:
-    """An empty file, durably there."""
+    """Create an empty file, durably."""
     with replacing(path):
         pass
 
 
 def remove(path: Path) -> None:
-    """Remove a file, durably; one that is not there is fine."""
+    """Remove a file, durably, if it exists."""
     path.unlink(missing_ok=True)
     sync_folder(path.parent)
 
@@ -66,7 +71,7 @@ def require_space(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < nbytes:
         raise SpaceError(
-            f"{nbytes:,} bytes are needed and {free:,} are free", file=str(folder), hint="Make room and try again."
+            f"{nbytes:,} bytes are needed, {free:,} are free", file=str(folder), hint="Make room and try again."
         )
 
 
@@ -75,9 +80,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def space_errors(path: Path) -> Iterator[None]:
-    """A disk that is full becomes a `SpaceError`; all other errors pass through.
+    """Turn the errors of a full disk into `SpaceError`; all others pass through.
 
-    For code that also talks to a network, or whose caller must tell a disk that fails from an object that is damaged.
+    For code that also uses the network, or whose caller must tell a failing disk from a damaged object.
     """
     try:
         yield
@@ -89,7 +94,7 @@ def space_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """An error of the local disk becomes a `SpaceError` or a `CheckpointError` that names the file and the remedy."""
+    """Turn errors of the local disk into `SpaceError` or `CheckpointError`, with the file and the remedy."""
     try:
         with space_errors(path):
             yield
@@ -103,7 +108,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def own_copy(path: Path, workshop: Path) -> bool:
-    """Replace ``path`` by a copy, durably, if other names share its content; False if none does.
+    """Replace ``path`` by a copy of its own, durably, if it has other hard links; returns whether it had.
 
     A folder made by `cp -al` shares its files with the original: writing to one would change both.
     """
@@ -114,11 +119,7 @@ def own_copy(path: Path, workshop: Path) -> bool:
     try:
         shutil.copyfile(path, copy, follow_symlinks=False)
         shutil.copystat(path, copy, follow_symlinks=False)
-        fd = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(copy)
         copy.replace(path)
     except BaseException:
         copy.unlink(missing_ok=True)
@@ -128,7 +129,7 @@ def own_copy(path: Path, workshop: Path) -> bool:
 
 
 def discard(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file, or a folder with everything in it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -139,25 +140,25 @@ def discard(path: Path) -> None:
 def locked(
     path: Path, *, shared: bool = False, patience: float | None = None, holder: str = "another process"
 ) -> Iterator[None]:
-    """Hold the lock file ``path``, exclusively or shared; it is released when the process dies, too.
+    """Hold the lock file ``path``, exclusively or shared. The lock is also released when the process dies.
 
     `BusyError` if ``holder`` does not release it within ``patience`` seconds; None waits without limit.
     """
-    # Readers may be on another machine, with the folder mounted read-only.
+    # Readers may be on another machine that mounts the folder read-only.
     flags = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         if not _acquire(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience):
-            waited = f", and did not finish within {patience:g} s" if patience else ""
-            hint = "Wait until it is done, or use another folder."
-            raise BusyError(f"{holder} is at work here{waited}", file=str(path.parent), hint=hint)
+            waited = f" and did not finish within {patience:g} s" if patience else ""
+            hint = "Wait until it has finished, or use another folder."
+            raise BusyError(f"{holder} is using this folder{waited}", file=str(path.parent), hint=hint)
         yield
     finally:
         os.close(fd)
 
 
 def _acquire(fd: int, kind: int, patience: float | None) -> bool:
-    """Whether the lock was taken. The system has no lock with a time limit, so it is tried again and again."""
+    """Whether the lock was acquired. `flock` has no time limit, so it is polled."""
     if patience is None:
         fcntl.flock(fd, kind)
         return True
@@ -181,18 +182,17 @@ _SCRATCH = "weightcast-"
 
 @contextmanager
 def scratch(place: Path | None = None) -> Iterator[Path]:
-    """A temporary folder in ``place``, or the system's, for as long as this lasts.
+    """A temporary folder in ``place``, or in the system's, that is removed afterwards.
 
-    Those that dead processes left there are removed first.
-
-    Each may be as large as a model: a process that is killed at every start would fill the disk.
+    The folders of dead processes are removed first. Each may be as large as a model: a process that is killed at every
+    start would fill the disk.
     """
     for left in Path(place or tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with suppress(OSError, CheckpointError):  # others' folders, and others who do the same
+        with suppress(OSError, CheckpointError):  # folders of other users, and processes that do the same
             if left.lstat().st_uid == os.getuid() and (left / "owner").is_file():
                 with locked(left / "owner", patience=0):
                     shutil.rmtree(left)
-    # It gets the name that others look for once it is locked, so that none takes it for a dead process's.
+    # The folder gets the name that others look for only once it is locked: none takes it for a dead process's.
     unlocked = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=place))
     folder = unlocked.with_name(unlocked.name.removeprefix("."))
     with space_errors(folder), locked(unlocked / "owner", patience=0):

@@ -1,7 +1,7 @@
 """Staging: a patch is decoded, verified against its base, and kept as a `plain` patch that needs no base.
 
-A staged patch holds absolute bits. It can be replayed on weights that are half changed, and laid over weights that are
-not changed at all (`Overlay`).
+A staged patch holds absolute bits. It can be replayed on weights that are half changed, and read on top of weights that
+are not changed at all (`Overlay`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from weightcast.disk.durable import Report, replacing, require_space, silent
 from weightcast.format.codec import CODECS
 from weightcast.format.digest import Fingerprint, tensor_digests
-from weightcast.format.patch import TensorPatch, departure, prove_result, prove_tensor, refuse_other_tensor
+from weightcast.format.patch import TensorPatch, refuse_other_tensor, start_of_patch, verify_result, verify_tensor
 from weightcast.format.patchfile import PatchReader, PatchWriter, decode_tensors
 from weightcast.format.table import Row
 from weightcast.format.tensors import Bits, Target, Weights
@@ -20,7 +20,7 @@ from weightcast.format.workers import ONE, Workers
 
 
 def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
-    """Digest all tensors, telling how far it got."""
+    """Digest all tensors and report the progress."""
     digests, done, total = [], 0, weights.table.nbytes
     for spec, digest in zip(weights.table, tensor_digests(weights, workers), strict=True):
         digests.append(digest)
@@ -29,18 +29,18 @@ def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = si
     return Fingerprint(weights.table, tuple(digests))
 
 
-def proven(
+def decode_verified(
     reader: PatchReader, weights: Weights, start: Fingerprint, workers: Workers, report: Report
 ) -> Iterator[TensorPatch]:
     """Decode tensor by tensor; each is verified before it is yielded, and the result after the last one."""
-    digests = list(start.digests)
+    digests = {}
     done, total = 0, sum(row.spec.nbytes for row in reader.rows)
     for tensor in decode_tensors(reader, weights, reader.rows, workers):
-        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, reader.header.base, tensor)
+        digests[tensor.spec.name] = verify_tensor(start, reader.header.base, tensor)
         yield tensor
         done += tensor.spec.nbytes
         report("decode", done, total)
-    prove_result(Fingerprint(start.table, tuple(digests)), reader.header.result)
+    verify_result(start.with_digests(digests), reader.header.result)
 
 
 def stage(
@@ -53,24 +53,24 @@ def stage(
 ) -> Fingerprint:
     """Decode a patch against ``weights``, verify it, and write it to ``out`` as `plain`; returns the new fingerprint.
 
-    ``out`` is durable when this returns, and not there if it raises.
+    ``out`` is durable when this returns, and does not exist if it raises.
     """
     header = reader.header
-    start = departure(fingerprint, header.base, {row.spec.name for row in reader.rows})
+    start = start_of_patch(fingerprint, header.base, {row.spec.name for row in reader.rows})
     # Coded streams are spooled before they are written.
     require_space(out.parent, 2 * sum(_plain_bytes(row) for row in reader.rows))
     with PatchWriter("plain", out.parent) as writer, replacing(out) as file:
-        for tensor in proven(reader, weights, start, workers, report):
-            if not tensor.changed:  # sent whole by a writer that did not know what was there
+        for tensor in decode_verified(reader, weights, start, workers, report):
+            if not tensor.changed:  # sent whole by a writer that did not know the old bits
                 continue
             whole = weights.read(tensor.spec.name) if _is_dense(tensor) else None
             writer.add(CODECS["plain"].encode(tensor, whole, workers))
         writer.finish(file, header.base, header.result, header.model)
-    return led_by(start, reader)
+    return fingerprint_after(start, reader)
 
 
 def _is_dense(tensor: TensorPatch) -> bool:
-    """Indices would weigh more than the elements that did not change."""
+    """Indices would take more bytes than the elements that did not change."""
     return 3 * tensor.changed > tensor.spec.elements
 
 
@@ -79,19 +79,17 @@ def _plain_bytes(row: Row) -> int:
     return min(row.changed * (8 + width), row.spec.nbytes) + 512
 
 
-def led_by(start: Fingerprint, reader: PatchReader) -> Fingerprint:
+def fingerprint_after(start: Fingerprint, reader: PatchReader) -> Fingerprint:
     """The fingerprint that a patch, verified before, leads to from ``start``, by the digests in its table."""
-    digests = list(start.digests)
     for row in reader.rows:
         refuse_other_tensor(start.table, row.spec)
-        digests[start.table.ordinal(row.spec.name)] = row.digest
-    return Fingerprint(start.table, tuple(digests))
+    return start.with_digests({row.spec.name: row.digest for row in reader.rows})
 
 
 class Overlay:
-    """Weights as they will be once some staged patches are applied to them; the weights themselves stay as they are.
+    """Weights with some staged patches applied as they are read; the weights themselves do not change.
 
-    ``fresh`` says that ``under`` gives out memory of the caller's own, as a `Checkpoint` does: no need to copy it.
+    ``fresh`` says that ``under`` returns new memory from each read, as a `Checkpoint` does: it need not be copied.
     """
 
     def __init__(self, under: Weights, layers: Sequence[PatchReader], *, fresh: bool = False):
@@ -106,7 +104,7 @@ class Overlay:
         if touching and not self._fresh:
             bits = bits.copy()
         for layer, row in touching:
-            bits = laid_over(layer, row, bits)
+            bits = overlay_tensor(layer, row, bits)
         return bits
 
 
@@ -121,8 +119,8 @@ def scatter_into(target: Target, staged: PatchReader) -> None:
             target.write(row.spec.name, coded.streams["values"])
 
 
-def laid_over(staged: PatchReader, row: Row, bits: Bits) -> Bits:
-    """One tensor with its staged overwrites: scattered into ``bits``, or in new memory if all of it changed."""
+def overlay_tensor(staged: PatchReader, row: Row, bits: Bits) -> Bits:
+    """A tensor with its staged overwrites: written into ``bits``, or in new memory if it is stored whole."""
     coded = staged.coded(row)
     if "indices" not in coded.streams:
         whole: Bits = coded.streams["values"]

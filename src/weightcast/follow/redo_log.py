@@ -10,7 +10,7 @@ from pathlib import Path
 
 from weightcast.channel.keys import Position
 from weightcast.disk.durable import discard, sync_folder
-from weightcast.disk.staged import led_by
+from weightcast.disk.staged import fingerprint_after
 from weightcast.errors import WeightcastError
 from weightcast.format.digest import Fingerprint
 from weightcast.format.patchfile import PatchReader
@@ -50,7 +50,7 @@ def open_layer(path: Path, version: int, fingerprint: Fingerprint) -> Layer | No
         try:
             source = opening.enter_context(FileSource(path))
             reader = PatchReader(source)
-            reached = led_by(fingerprint, reader)
+            reached = fingerprint_after(fingerprint, reader)
         except WeightcastError:
             return None
         if (reader.header.base, reader.header.result) != (fingerprint.digest, reached.digest):

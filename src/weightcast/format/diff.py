@@ -36,9 +36,9 @@ def diff_tensor(spec: TensorSpec, old: Bits, new: Bits, base_digest: int, worker
 
 
 def diff(old: Weights, new: Weights, base: Fingerprint | None = None, workers: Workers = ONE) -> Patch:
-    """The patch that leads from ``old`` to ``new``, which have the same table; `UsageError` if they have not.
+    """The patch from ``old`` to ``new``; `UsageError` if their tables differ.
 
-    ``base`` is the fingerprint of ``old``, if that is known already: without it ``old`` is read twice.
+    ``base`` is the fingerprint of ``old``, if known: without it, ``old`` is read twice.
 
     >>> old, new = (wc.Arrays({"w": np.full(4, value, np.float32)}) for value in (0, 1))
     >>> new.read("w")[:2] = 0
@@ -80,12 +80,9 @@ def refuse_other_table(old: TensorTable, new: TensorTable) -> None:
         a, b = specs_old.get(name), specs_new.get(name)
         if a == b:
             continue
-        what = (
-            f"is {a.dtype} {list(a.shape)} on one side and {b.dtype} {list(b.shape)} on the other"
-            if a and b
-            else "is on one side only"
-        )
-        raise UsageError(
-            f"a tensor {what}", tensor=name, hint="A patch needs the same names, dtypes and shapes on both sides."
-        )
+        what = "is on one side only"
+        if a and b:
+            what = f"is {a.dtype} {list(a.shape)} on one side and {b.dtype} {list(b.shape)} on the other"
+        hint = "A patch needs the same names, dtypes and shapes on both sides."
+        raise UsageError(f"a tensor {what}", tensor=name, hint=hint)
     raise UsageError("the two sides have different aliases of tied tensors")

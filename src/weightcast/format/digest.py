@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -34,9 +34,9 @@ def tensor_digest(bits: Bits, workers: Workers = ONE) -> int:
 
 
 def box_digest(box: npt.NDArray[Any], offset: Sequence[int], shape: Sequence[int]) -> int:
-    """What a box of a tensor adds to the tensor's digest; disjoint boxes that cover it add up to the whole.
+    """What a box of a tensor adds to the tensor's digest: disjoint boxes that cover the tensor add up to it.
 
-    ``box`` holds the box's elements, ``offset`` is its first element's place in the tensor of ``shape``.
+    ``box`` holds the elements, ``offset`` is the place of the first one in the tensor of ``shape``.
     """
     if not len(offset) == box.ndim == len(shape) or any(
         o < 0 or o + n > full for o, n, full in zip(offset, box.shape, shape, strict=True)
@@ -73,10 +73,17 @@ class Fingerprint:
     def __getitem__(self, name: str) -> int:
         return self.digests[self.table.ordinal(name)]
 
+    def with_digests(self, changed: Mapping[str, int]) -> Fingerprint:
+        """The fingerprint after some tensors got new digests."""
+        digests = list(self.digests)
+        for name, digest in changed.items():
+            digests[self.table.ordinal(name)] = digest
+        return Fingerprint(self.table, tuple(digests))
+
 
 @runtime_checkable
 class InSpans(Protocol):
-    """Weights that can be read in pieces: most of the time of reading a file whole goes into fresh memory for it."""
+    """Weights that can be read in pieces: reading a file whole spends most of its time on fresh memory."""
 
     def read_span(self, name: str, first: int, out: Bits) -> None:
         """Fill ``out`` with a tensor's bits from element ``first`` on."""
@@ -85,7 +92,7 @@ class InSpans(Protocol):
 
 @runtime_checkable
 class Digested(Protocol):
-    """Weights that are digested where they are, such as on a GPU."""
+    """Weights that are digested in place, for example on a GPU."""
 
     def digests(self) -> Sequence[int]:
         """The digests of all tensors, in the order of the table."""
@@ -93,7 +100,7 @@ class Digested(Protocol):
 
 
 def tensor_digests(weights: Weights, workers: Workers = ONE) -> Iterator[int]:
-    """The digest of one tensor after the other, a few being read ahead."""
+    """The digests of all tensors in order; a few tensors are read ahead."""
     if isinstance(weights, Digested):
         return iter(weights.digests())
 
@@ -122,5 +129,5 @@ def _digest_in_spans(weights: InSpans, spec: TensorSpec, workers: Workers) -> in
 
 
 def fingerprint(weights: Weights, workers: Workers = ONE) -> Fingerprint:
-    """Read all of ``weights`` once and digest it."""
+    """Read all of ``weights`` once and digest every tensor."""
     return Fingerprint(weights.table, tuple(tensor_digests(weights, workers)))

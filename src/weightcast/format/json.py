@@ -10,15 +10,15 @@ from weightcast.errors import FormatError
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """JSON from outside, which holds only what can be worked with; `FormatError` for anything else.
+    """Parse JSON from outside; `FormatError` unless it is UTF-8 with unique keys, whole characters and finite numbers.
 
-    UTF-8, no key twice, no half characters, finite numbers, no depth that exhausts the stack.
+    Depth that would exhaust the stack is refused, too.
     """
 
     def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise FormatError(f"the {what} has a key twice")
+            raise FormatError(f"the {what} has a duplicate key")
         return found
 
     try:
@@ -26,12 +26,12 @@ def parse_json(data: bytes, what: str) -> Any:
             data.decode("utf-8"), object_pairs_hook=checked, parse_float=_finite, parse_constant=_no_number
         )
         if b"\\u" in data:
-            # Only an escape can bring half a pair past the decoder. Writing the values out finds it anywhere in them.
+            # Only an escape can get half a surrogate pair past the decoder. Encoding the values again finds it.
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise FormatError(f"the {what} has half a surrogate pair for a character") from None
+        raise FormatError(f"the {what} has half a surrogate pair") from None
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"the {what} is no JSON: {error}") from None
+        raise FormatError(f"the {what} is not JSON: {error}") from None
     return found
 
 
@@ -41,4 +41,4 @@ def _finite(text: str) -> float:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:20]} is no number")
+    raise ValueError(f"{text[:20]} is not a finite number")

@@ -1,4 +1,4 @@
-"""Patches: which elements get which bits, and from which weights to which that leads (SPEC 2)."""
+"""Patches: which elements get which bits, and which weights they lead from and to (SPEC 2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TensorPatch:
-    """Overwrites of one tensor: sorted flat ``indices``, their ``new`` bits and, where known, the ``old`` ones."""
+    """Overwrites of one tensor: sorted flat ``indices``, their ``new`` bits and, if known, their ``old`` bits."""
 
     spec: TensorSpec
     indices: Indices
@@ -35,11 +35,11 @@ class TensorPatch:
     def digest_change(self) -> int:
         """What the overwrites add to the tensor's digest."""
         if self.old is None:
-            raise UsageError("the old bits are not known", tensor=self.spec.name, hint="Decode it against the base.")
+            raise UsageError("the old bits are unknown", tensor=self.spec.name, hint="Decode the patch with `old`.")
         return int(cpu.digest_change(self.indices, self.old, self.new))
 
     def scatter(self, bits: Bits) -> None:
-        """Write the new bits; doing it again changes nothing."""
+        """Write the new bits. A second time changes nothing."""
         cpu.scatter(bits, self.indices, self.new)
 
     def __eq__(self, other: object) -> bool:
@@ -55,7 +55,7 @@ class TensorPatch:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """How large the whole model is that a patch belongs to."""
+    """The size of the whole model that a patch belongs to."""
 
     tensors: int
     elements: int
@@ -86,9 +86,9 @@ class Patch:
     def apply(self, target: Target, fingerprint: Fingerprint) -> Fingerprint:
         """Verify the patch, then overwrite the ``target``; returns the target's new fingerprint.
 
-        ``fingerprint`` is the target's before, from `weightcast.fingerprint` or from the last `apply`. `BaseError` or
-        `ResultError`, and nothing is written, if the patch does not lead from there to its result. A target that is at
-        the result already is left as it is.
+        ``fingerprint`` is the target's current one, from `weightcast.fingerprint` or the last `apply`. `BaseError` or
+        `ResultError`, and nothing is written, if the patch does not lead from it to the stated result. A target that
+        is at the result already is left as it is.
 
         >>> target, new = (wc.Arrays({"w": np.full(4, value, np.float32)}) for value in (0, 1))
         >>> patch, before = wc.diff(target, new), wc.fingerprint(target)
@@ -122,16 +122,14 @@ def advance(fingerprint: Fingerprint, patch: Patch) -> Fingerprint:
 
     `BaseError` if it begins elsewhere, `ResultError` if it does not lead to the result it states.
     """
-    start = departure(fingerprint, patch.base, {tensor.spec.name for tensor in patch.tensors})
-    digests = list(start.digests)
-    for tensor in patch.tensors:
-        digests[start.table.ordinal(tensor.spec.name)] = prove_tensor(start, patch.base, tensor)
-    reached = Fingerprint(fingerprint.table, tuple(digests))
-    prove_result(reached, patch.result)
+    start = start_of_patch(fingerprint, patch.base, {tensor.spec.name for tensor in patch.tensors})
+    digests = {tensor.spec.name: verify_tensor(start, patch.base, tensor) for tensor in patch.tensors}
+    reached = start.with_digests(digests)
+    verify_result(reached, patch.result)
     return reached
 
 
-def prove_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> int:
+def verify_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> int:
     """The tensor's digest after its patch, computed from the bits; `ResultError` if the patch states another."""
     name = tensor.spec.name
     refuse_other_tensor(start.table, tensor.spec)
@@ -147,11 +145,11 @@ def prove_tensor(start: Fingerprint, base: str | None, tensor: TensorPatch) -> i
     return found
 
 
-def prove_result(reached: Fingerprint, result: str) -> None:
+def verify_result(reached: Fingerprint, result: str) -> None:
     """`ResultError` unless ``reached`` has the digest that the patch states."""
     if reached.digest != result:
         raise ResultError(
-            f"the patch leads to {reached.digest[:12]}, not to {result[:12]} as it states",
+            f"the patch leads to {reached.digest[:12]}, not to its stated result {result[:12]}",
             expected=result,
             found=reached.digest,
             hint="The patch is damaged: fetch or make it again.",
@@ -164,14 +162,14 @@ def refuse_other_tensor(table: TensorTable, spec: TensorSpec) -> None:
         raise UsageError(
             "the patch changes a tensor that the weights do not have, or have with another dtype or shape",
             tensor=spec.name,
-            hint="It was made for another model.",
+            hint="The patch was made for another model.",
         )
 
 
-def departure(fingerprint: Fingerprint, base: str | None, names: Collection[str]) -> Fingerprint:
-    """What a patch of tensors ``names`` adds its digests to; `BaseError` if the weights are not at its ``base``.
+def start_of_patch(fingerprint: Fingerprint, base: str | None, names: Collection[str]) -> Fingerprint:
+    """The fingerprint that a patch of tensors ``names`` starts from; `BaseError` if the weights are not at ``base``.
 
-    Without a base a patch brings every element, and its digests add to nothing.
+    A patch without a base holds every element, so it starts from digests of zero.
     """
     if base is None:
         for spec in fingerprint.table:
@@ -183,13 +181,13 @@ def departure(fingerprint: Fingerprint, base: str | None, names: Collection[str]
             f"the weights are at {fingerprint.digest[:12]}, the patch begins at {base[:12]}",
             expected=base,
             found=fingerprint.digest,
-            hint="Apply the patches that lead there first, or take a patch made from these weights.",
+            hint="Apply the patches that lead there first, or use a patch that was made from these weights.",
         )
     return fingerprint
 
 
 def compose(first: Patch, second: Patch) -> Patch:
-    """One patch that does what ``first`` and then ``second`` do; elements that return to their old bits drop out."""
+    """One patch for ``first`` followed by ``second``; elements that return to their old bits are dropped."""
     if first.result != second.base:
         raise UsageError(f"the first patch ends at {first.result[:12]}, the second begins at {str(second.base)[:12]}")
     merged = {tensor.spec.name: tensor for tensor in first.tensors}

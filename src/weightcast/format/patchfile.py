@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfileobj
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
 
 from weightcast.errors import FormatError, UsageError, VersionError, about
-from weightcast.format.codec import CODECS, Coded
+from weightcast.format.closing import Closing
+from weightcast.format.codec import CODECS, Coded, check_codec
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.json import parse_json
 from weightcast.format.kernels import cpu
@@ -34,7 +34,7 @@ DIGESTS, BLOCKS, TABLE = "weightcast.digests", "weightcast.blocks", "weightcast.
 
 @dataclass(frozen=True)
 class PatchHeader:
-    """What a patch says of itself."""
+    """What a patch states about itself."""
 
     codec: str
     base: str | None
@@ -45,54 +45,45 @@ class PatchHeader:
 # -- write -----------------------------------------------------------------------------------------------------------
 
 
-class PatchWriter:
-    """Collects coded tensors in table order, in memory or in a folder, then writes the file in one go."""
+class PatchWriter(Closing):
+    """Collects coded tensors in table order, in memory or in a folder, then writes the whole file."""
 
     def __init__(self, codec: str, spool_folder: Path | None = None):
-        if codec not in CODECS:
-            raise UsageError(f"there is no codec {codec!r}", hint=f"Take one of {', '.join(CODECS)}.")
-        self.codec = CODECS[codec]
+        self.codec = CODECS[check_codec(codec)]
         self._rows: list[Row] = []
         self._entries: dict[int, list[tuple[str, str, tuple[int, ...], int]]] = {8: [], 4: [], 2: [], 1: []}
-        self._block_bytes = 0
         with ExitStack() as opening:
             self._spools: dict[int, IO[bytes]] = {
                 size: opening.enter_context(_spool(spool_folder)) for size in self._entries
             }
             self._close = opening.pop_all().close
 
-    def __enter__(self) -> PatchWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self._close()
 
     def add(self, coded: Coded) -> None:
-        """Take the next changed tensor."""
-        self._rows.append(Row(coded.spec, coded.changed, coded.digest, coded.blocks))
+        """Add the next changed tensor."""
+        self._rows.append(coded.row)
         for stream, data in coded.streams.items():
             if stream == "blocks":
                 self._spools[1].write(data.tobytes())
-                self._block_bytes += data.nbytes
             else:
-                name = f"{coded.spec.name}.{stream}"
-                self._append(name, *_plain_type(stream, coded, data), data.itemsize, data)
+                self._append(f"{coded.row.spec.name}.{stream}", *_plain_type(stream, coded, data), data)
 
-    def _append(self, name: str, dtype: str, shape: tuple[int, ...], size: int, data: np.ndarray) -> None:
-        self._entries[size].append((name, dtype, shape, data.nbytes))
-        self._spools[size].write(data.tobytes())
+    def _append(self, name: str, dtype: str, shape: tuple[int, ...], data: np.ndarray) -> None:
+        self._entries[data.itemsize].append((name, dtype, shape, data.nbytes))
+        self._spools[data.itemsize].write(data.tobytes())
 
     def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
         """Write the whole file to ``out``; returns its size."""
         if base is None and self.codec.name != "plain":
             raise UsageError(f"a patch without a base cannot be coded with {self.codec.name}", hint='Use "plain".')
-        digests = np.array([row.digest for row in self._rows], "<u8")
-        self._append(DIGESTS, "U64", (len(self._rows),), 8, digests)
+        self._append(DIGESTS, "U64", (len(self._rows),), np.array([row.digest for row in self._rows], "<u8"))
         if self.codec.name != "plain":
-            self._entries[1].append((BLOCKS, "U8", (self._block_bytes,), self._block_bytes))
+            size = self._spools[1].tell()
+            self._entries[1].append((BLOCKS, "U8", (size,), size))
         table, table_bytes = pack_rows(self._rows)
-        packed = np.frombuffer(table, np.uint8)
-        self._append(TABLE, "U8", (packed.size,), 1, packed)
+        self._append(TABLE, "U8", (len(table),), np.frombuffer(table, np.uint8))
         meta = {
             "base": base,
             "codec": self.codec.name,
@@ -122,13 +113,12 @@ def _spool(folder: Path | None) -> IO[bytes]:
 def _plain_type(stream: str, coded: Coded, data: np.ndarray) -> tuple[str, tuple[int, ...]]:
     if stream == "indices":
         return ("I32" if data.itemsize == 4 else "I64"), (data.size,)
-    if "indices" not in coded.streams:
-        return coded.spec.dtype, coded.spec.shape
-    return _element_dtype(coded.spec), (data.size,)
+    spec = coded.row.spec
+    return (_element_dtype(spec), (data.size,)) if "indices" in coded.streams else (spec.dtype, spec.shape)
 
 
 def _element_dtype(spec: TensorSpec) -> str:
-    """Packed values cannot be listed one by one: their bytes can."""
+    """Packed values cannot be listed one by one, so their bytes are."""
     return spec.dtype if spec.kind.per_value >= 8 else "U8"
 
 
@@ -166,7 +156,7 @@ def encode(
 
 
 def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
-    """The tensor in ``old``; `UsageError` if its bits are not the old bits of the patch."""
+    """The tensor in ``old``; `UsageError` if it does not have the old bits of the patch."""
     refuse_other_tensor(old.table, tensor.spec)
     bits = old.read(tensor.spec.name)
     refuse_other_bits(tensor.spec, bits)
@@ -174,7 +164,7 @@ def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
         there = np.empty_like(tensor.old)
         cpu.gather(bits, tensor.indices, 0, there)
         if not np.array_equal(there, tensor.old):
-            hint = "Was it updated in place? Pass the weights as they were before the change."
+            hint = "It may have been updated in place. Pass the weights as they were before the change."
             raise UsageError("`old` is not the base of this patch", tensor=tensor.spec.name, hint=hint)
     return bits
 
@@ -183,7 +173,7 @@ def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
 
 
 class PatchReader:
-    """An opened patch object: header and table are checked, streams are read when a tensor is decoded."""
+    """An open patch: header and table are checked, streams are read when a tensor is decoded."""
 
     def __init__(self, source: Source):
         self._container = open_container(source)
@@ -208,9 +198,12 @@ class PatchReader:
         """Read one tensor's streams."""
         streams: dict[str, np.ndarray] = {}
         for stream, entry in self._streams[row.spec.name].items():
-            data = self._container.read(entry)
-            streams[stream] = data.view(_stream_word(stream, entry, row.spec))
-        return Coded(row.spec, row.changed, row.digest, streams, row.blocks)
+            streams[stream] = data = self._container.read(entry)
+            if stream == "values":
+                streams[stream] = data.view(row.spec.kind.word)
+            elif stream == "indices":
+                streams[stream] = data.view("<i4" if entry.dtype == "I32" else "<i8")
+        return Coded(row, streams)
 
     def decode(self, row: Row, old: Bits | None, workers: Workers = ONE) -> TensorPatch:
         """One tensor's patch, checked against the ``old`` tensor's size and the table's count."""
@@ -223,7 +216,7 @@ class PatchReader:
         return patch
 
     def _counts_all(self, row: Row) -> bool:
-        """Whether all of a tensor is there and counts as changed: its writer did not know what was."""
+        """Whether a tensor is there whole and counts as changed whole, since its writer did not know the old bits."""
         return row.changed == row.spec.elements and self._streams[row.spec.name].keys() == {"values"}
 
     def _entry(self, name: str) -> Entry:
@@ -232,36 +225,32 @@ class PatchReader:
         except KeyError:
             raise FormatError(f"the entry {name} is missing") from None
 
-    def _bytes_entry(self, name: str) -> Entry:
+    def _list(self, name: str, dtype: str = "U8") -> Entry:
         entry = self._entry(name)
-        if entry.dtype != "U8" or len(entry.shape) != 1:
-            raise FormatError(f"the entry {name} is no list of U8")
+        if entry.dtype != dtype or len(entry.shape) != 1:
+            raise FormatError(f"the entry {name} is not a list of {dtype}")
         return entry
 
     def _read_rows(self, meta: dict[str, Any]) -> tuple[Row, ...]:
-        digests = self._entry(DIGESTS)
-        if digests.dtype != "U64" or len(digests.shape) != 1:
-            raise FormatError("the digests are no list of U64")
-        table = self._container.read(self._bytes_entry(TABLE)).tobytes()
-        values = self._container.read(digests).view("<u8").tolist()
-        blocks = None if self.header.codec == "plain" else self._bytes_entry(BLOCKS).shape[0]
-        return unpack_rows(table, meta["table"], values, blocks)
+        digests = self._container.read(self._list(DIGESTS, "U64")).view("<u8").tolist()
+        table = self._container.read(self._list(TABLE)).tobytes()
+        blocks = None if self.header.codec == "plain" else self._list(BLOCKS).shape[0]
+        return unpack_rows(table, meta["table"], digests, blocks)
 
     def _place_streams(self) -> Iterator[tuple[str, dict[str, Entry]]]:
         """Which bytes belong to which tensor; every entry must belong to one."""
         known = {DIGESTS, TABLE}
         if self.header.codec == "plain":
             for row in self.rows:
-                streams = {}
-                for stream in ("indices", "values"):
-                    name = f"{row.spec.name}.{stream}"
-                    if stream == "values" or name in self._container.entries:
-                        streams[stream] = self._entry(name)
-                        known.add(name)
+                streams = {"values": self._entry(f"{row.spec.name}.values")}
+                indices = self._container.entries.get(f"{row.spec.name}.indices")
+                if indices is not None:
+                    streams["indices"] = indices
+                known |= {entry.name for entry in streams.values()}
                 _check_plain(row, streams, whole=self.header.base is None)
                 yield row.spec.name, streams
         else:
-            blocks = self._bytes_entry(BLOCKS)
+            blocks = self._list(BLOCKS)
             known.add(BLOCKS)
             at = blocks.begin
             for row in self.rows:
@@ -269,40 +258,41 @@ class PatchReader:
                 yield row.spec.name, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
                 at += size
             if at != blocks.end:
-                raise FormatError(f"the table speaks of {at - blocks.begin} bytes of blocks, not of {blocks.shape[0]}")
+                raise FormatError(f"the table lists {at - blocks.begin} bytes of blocks, there are {blocks.shape[0]}")
         strangers = self._container.entries.keys() - known
         if strangers:
-            raise FormatError("an entry belongs to no tensor of the table", tensor=min(strangers))
+            raise FormatError("an entry does not belong to any tensor of the table", tensor=min(strangers))
 
 
-def _meta(container: Container) -> dict[str, Any]:
+def _meta(container: Container[Source]) -> dict[str, Any]:
     if METADATA_KEY not in container.metadata:
-        raise FormatError("not a weightcast patch: it has no such metadata", hint="Is it a checkpoint?")
+        raise FormatError("not a weightcast patch: it has none of our metadata", hint="Is it a checkpoint?")
     meta = parse_json(container.metadata[METADATA_KEY].encode(), "metadata")
     if not isinstance(meta, dict) or type(meta.get("format")) is not int:
-        raise FormatError("the metadata state no format version")
+        raise FormatError("the metadata has no format version")
     if meta["format"] != FORMAT:
         raise VersionError(
-            f"format version {meta['format']} is not known", hint=f"This release reads {FORMAT}; install a newer one."
+            f"unknown format version {meta['format']}", hint=f"This release reads {FORMAT}. Install a newer release."
         )
     if container.metadata.keys() != {METADATA_KEY}:
-        raise FormatError("there are other metadata beside weightcast's")
+        raise FormatError("there is other metadata than weightcast's")
     if meta.keys() != {"base", "codec", "format", "model", "result", "table"}:
-        raise FormatError("the metadata have other fields than the format says")
+        raise FormatError("the metadata does not have exactly the fields of the format")
     return meta
 
 
 def _header(meta: dict[str, Any]) -> PatchHeader:
     base, result, model = meta["base"], meta["result"], meta["model"]
     if not (base is None or _is_digest(base)) or not _is_digest(result):
-        raise FormatError("base or result is no position digest")
+        raise FormatError("base or result is not a digest")
     if not isinstance(model, list) or len(model) != 3 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in model):
-        raise FormatError("the model's size is impossible")
-    if not isinstance(meta["codec"], str) or type(meta["table"]) is not int:
-        raise FormatError("codec or table size is impossible")
+        raise FormatError("impossible model size")
     codec = meta["codec"]
+    if not isinstance(codec, str) or type(meta["table"]) is not int:
+        raise FormatError("impossible codec or table size")
     if codec not in CODECS:
-        raise VersionError(f"unknown codec {codec!r}", hint=f"Known are {', '.join(CODECS)}; a newer release may help.")
+        hint = f"This release reads {', '.join(CODECS)}. Install a newer release."
+        raise VersionError(f"unknown codec {codec!r}", hint=hint)
     if base is None and codec != "plain":
         raise FormatError(f"a patch without a base cannot be coded with {codec}")
     return PatchHeader(codec, base, result, ModelSize(*model))
@@ -315,7 +305,7 @@ def _is_digest(value: Any) -> bool:
 def _check_plain(row: Row, streams: dict[str, Entry], whole: bool) -> None:
     spec, values = row.spec, streams["values"]
     if whole and row.changed != spec.elements:
-        raise FormatError("a patch without a base changes less than all of a tensor", tensor=spec.name)
+        raise FormatError("a patch without a base does not change all of a tensor", tensor=spec.name)
     if "indices" not in streams:
         good = (values.dtype, values.shape) == (spec.dtype, spec.shape)
     else:
@@ -326,24 +316,18 @@ def _check_plain(row: Row, streams: dict[str, Entry], whole: bool) -> None:
         raise FormatError("indices and values do not fit the tensor", tensor=spec.name)
 
 
-def _stream_word(stream: str, entry: Entry, spec: TensorSpec) -> np.dtype[Any]:
-    if stream == "blocks":
-        return np.dtype(np.uint8)
-    return spec.kind.word if stream == "values" else np.dtype("<i4" if entry.dtype == "I32" else "<i8")
-
-
 def decode(data: bytes | memoryview, old: Weights | None = None, workers: Workers = ONE) -> Patch:
     """Read a patch from the bytes that `encode` made; `FormatError` for any others.
 
-    ``old`` holds the base; "plain" needs none. Decoding checks the object against the format, and nothing else:
-    `Patch.apply` and `advance` verify that the patch leads from its base to its result.
+    ``old`` is the base; "plain" needs none. Decoding checks only the format: `Patch.apply` verifies that the patch
+    leads from its base to its result.
 
     >>> old, new = (wc.Arrays({"w": np.full(1000, value, np.float32)}) for value in (0, 1))
     >>> wc.decode(wc.encode(wc.diff(old, new), old=old), old).changed
     1000
     >>> wc.decode(b"something else")
     Traceback (most recent call last):
-    weightcast.errors.FormatError: this is no safetensors file (file patch). Name a .safetensors file; ...
+    weightcast.errors.FormatError: not a safetensors file (file patch). Name a .safetensors file. ...
     """
     reader = PatchReader(BytesSource(data))
     tensors = tuple(decode_tensors(reader, old, reader.rows, workers))
@@ -354,13 +338,12 @@ def decode(data: bytes | memoryview, old: Weights | None = None, workers: Worker
 def decode_tensors(
     reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
 ) -> Iterator[TensorPatch]:
-    """Decode some tensors in turn, a few at a time."""
+    """Decode some tensors in order, a few at a time."""
 
     def one(row: Row) -> TensorPatch:
-        name = row.spec.name
         if old is None or reader.header.base is None:
             return reader.decode(row, None, workers)
         refuse_other_tensor(old.table, row.spec)
-        return reader.decode(row, old.read(name), workers)
+        return reader.decode(row, old.read(row.spec.name), workers)
 
     return workers.stream(one, rows, lambda row: row.spec.elements)

@@ -11,13 +11,13 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from weightcast.errors import CheckpointError, FormatError, WeightcastError, about
+from weightcast.format.closing import Closing
 from weightcast.format.json import parse_json
 from weightcast.format.spec import MAX_ELEMENTS, MAX_RANK, dtype_named
 
@@ -43,11 +43,11 @@ class BytesSource:
 
     def read_into(self, out: memoryview, at: int) -> None:
         if at + len(out) > self.size:
-            raise FormatError("the data end too early", file=self.name)
+            raise FormatError("the data ends too early", file=self.name)
         out[:] = self._data[at : at + len(out)]
 
 
-class FileSource:
+class FileSource(Closing):
     """A regular file; symbolic links are refused. One that is opened for writing is locked."""
 
     def __init__(self, path: Path, *, writable: bool = False):
@@ -60,7 +60,7 @@ class FileSource:
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(self.fd)
-            folder = "A folder is no patch: in `apply PATCH TARGET` the patch comes first."
+            folder = "It is a folder. In `apply PATCH TARGET` the patch comes first."
             hint = folder if stat.S_ISDIR(status.st_mode) else None
             raise CheckpointError("not a regular file", file=self.name, hint=hint)
         self.size = status.st_size
@@ -72,7 +72,7 @@ class FileSource:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self.fd)
-            hint = "Wait until it is done and try again."
+            hint = "Wait until it has finished and try again."
             raise CheckpointError("another process is writing this file", file=self.name, hint=hint) from None
 
     def read_into(self, out: memoryview, at: int) -> None:
@@ -94,16 +94,10 @@ class FileSource:
     def close(self) -> None:
         os.close(self.fd)
 
-    def __enter__(self) -> FileSource:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 def _cannot_open(path: Path, error: OSError) -> WeightcastError:
     if error.errno == errno.ELOOP:
-        hint = "Links are not followed; copy the files themselves, as `cp -rL` does."
+        hint = "Links are not followed: copy the files themselves, as `cp -rL` does."
         return CheckpointError("expected a file, found a symbolic link", file=str(path), hint=hint)
     hints = {errno.ENOENT: "Check the path.", errno.ENOTDIR: "Check the path.", errno.EACCES: "Check its permissions."}
     return CheckpointError(f"cannot open: {error.strerror}", file=str(path), hint=hints.get(error.errno or 0))
@@ -120,11 +114,14 @@ class Entry:
     end: int
 
 
-@dataclass(frozen=True)
-class Container:
-    """An opened safetensors file whose header has been checked: entries tile the data without holes or overlaps."""
+S = TypeVar("S", bound=Source)
 
-    source: Source
+
+@dataclass(frozen=True)
+class Container(Generic[S]):
+    """An open safetensors file with a checked header: entries cover the data without holes or overlaps."""
+
+    source: S
     metadata: dict[str, str]
     entries: dict[str, Entry]
     data_start: int
@@ -136,30 +133,30 @@ class Container:
         return out
 
 
-def open_container(source: Source) -> Container:
-    """Read and check a header; `FormatError` says which rule it breaks."""
+def open_container(source: S) -> Container[S]:
+    """Read and check a header; `FormatError` says what is wrong with it."""
     with about(file=source.name):
         return _open(source)
 
 
-def _open(source: Source) -> Container:
+def _open(source: S) -> Container[S]:
     if source.size < 8:
         raise FormatError("too short for a safetensors file")
     prefix = np.empty(8, np.uint8)
     source.read_into(prefix.data, 0)
     length = int(prefix.view("<u8")[0])
     if (length > MAX_HEADER or 8 + length > source.size) and not _opens_a_header(source):
-        hint = "Name a .safetensors file; if it is one, its first bytes are damaged: copy or download it again."
-        raise FormatError("this is no safetensors file", hint=hint)
+        hint = "Name a .safetensors file. If it is one, its first bytes are damaged: copy or download it again."
+        raise FormatError("not a safetensors file", hint=hint)
     if length > MAX_HEADER:
-        raise FormatError(f"the header says it has {length} bytes, over the limit of {MAX_HEADER}")
+        raise FormatError(f"the header is {length} bytes long, over the limit of {MAX_HEADER}")
     if 8 + length > source.size:
         raise FormatError("the file ends within its header", hint="Copy or download it again.")
     raw = np.empty(length, np.uint8)
     source.read_into(raw.data, 8)
     header = parse_json(raw.tobytes(), "header")
     if not isinstance(header, dict):
-        raise FormatError("the header is no JSON object")
+        raise FormatError("the header is not a JSON object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FormatError("__metadata__ is not a map of strings")
@@ -171,7 +168,7 @@ def _open(source: Source) -> Container:
         end = entry.end
     if 8 + length + end != source.size:
         raise FormatError(
-            f"the file has {source.size - 8 - length} bytes of data, its header speaks of {end}",
+            f"the file has {source.size - 8 - length} bytes of data, its header describes {end}",
             hint="Copy or download it again.",
         )
     return Container(source, metadata, entries, 8 + length)
@@ -180,7 +177,7 @@ def _open(source: Source) -> Container:
 def _opens_a_header(source: Source) -> bool:
     """Whether a JSON object follows the length, as in every safetensors file; a file that ends there may have been one.
 
-    The first eight bytes of any other file read as some length, mostly an absurd one, which says nothing to people.
+    The first eight bytes of any other file are read as a length too, usually an absurd one that would not help anybody.
     """
     if source.size == 8:
         return True
@@ -191,12 +188,12 @@ def _opens_a_header(source: Source) -> bool:
 
 def _entry(name: str, fields: Any) -> Entry:
     if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
-        raise FormatError("a header entry has other fields than dtype, shape, data_offsets", tensor=name)
+        raise FormatError("a header entry must have exactly dtype, shape and data_offsets", tensor=name)
     shape, offsets = fields["shape"], fields["data_offsets"]
     if not _naturals(shape) or len(shape) > MAX_RANK or math.prod(shape) > MAX_ELEMENTS:
-        raise FormatError("a shape is impossible", tensor=name)
+        raise FormatError("impossible shape", tensor=name)
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise FormatError("offsets are impossible", tensor=name)
+        raise FormatError("impossible data_offsets", tensor=name)
     with about(tensor=name):
         bits = math.prod(shape) * dtype_named(fields["dtype"]).per_value
     if bits % 8 or offsets[1] - offsets[0] != bits // 8:
@@ -209,7 +206,7 @@ def _naturals(values: Any) -> bool:
 
 
 def header_bytes(entries: Iterable[Entry], metadata: dict[str, str]) -> bytes:
-    """The bytes in front of the data: the same for the same input, padded so that the data are aligned."""
+    """The bytes before the data: the same for the same input, padded so that the data is aligned."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     for entry in entries:
         header[entry.name] = {

@@ -1,10 +1,9 @@
-"""Scans: what changed since weights were last scanned, and the detector for weights of any kind."""
+"""Scans: what changed since the last scan of some weights, and a detector for weights of any kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, cast, get_args
 
 from weightcast.errors import UsageError
@@ -20,7 +19,7 @@ Detect = Literal["transient", "device", "host"]
 """How changes of a torch model are found (`weightcast.torch.detectors`)."""
 
 WireDtype = Literal["BF16", "F16"]
-"""What float32 can be rounded to for publishing."""
+"""The dtypes that float32 can be published as."""
 
 
 def check_detect(name: str) -> Detect:
@@ -46,7 +45,7 @@ def _listed(choices: object) -> str:
 class Change:
     """What changed in one tensor since the last scan: sorted flat ``indices``, the bits before and ``now``.
 
-    ``was`` is None where the bits before are not known: then all elements are listed.
+    ``was`` is None if the bits before are unknown: then all elements are listed.
     """
 
     spec: TensorSpec
@@ -55,15 +54,20 @@ class Change:
     now: Bits
     gain: int
     """What this adds to the tensor's digest; without ``was``, the whole digest."""
-    ranks: Ranks | None
-    """For `banded`, where it is wanted."""
+    ranks: Ranks | None = None
+    """For `banded`, if it is used."""
+
+    def ranked(self, old: Bits, workers: Workers) -> Change:
+        """The change with its ranks in the tensor ``old`` that it changes."""
+        assert self.was is not None
+        return replace(self, ranks=rank(self.spec, self.indices, self.was, self.now, old, workers))
 
 
 class Scan(Protocol):
-    """What a scan found. It may still be on its way from a device."""
+    """What a scan found. It may still be in transit from a device."""
 
     def changes(self) -> Iterator[Change]:
-        """The changes in the order of the table, once they have arrived. Called once, and on another thread."""
+        """Wait for the changes and yield them in the order of the table. Called once, on another thread."""
         ...
 
 
@@ -76,7 +80,7 @@ class Detector(Protocol):
         ...
 
     def scan(self) -> Scan:
-        """Find what changed since the last scan, or since the detector was made. Later changes are not in it."""
+        """Find what changed since the last scan, or since the detector was made. Later changes are not included."""
         ...
 
     def close(self) -> None: ...
@@ -92,7 +96,7 @@ class Resolution:
 
 
 def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
-    """Wait for a scan's changes and make a patch of them; ``fingerprint`` is that of the scan before."""
+    """Wait for a scan's changes and make a patch of them; ``fingerprint`` is that of the last scan."""
     digests, tensors = list(fingerprint.digests), []
     ranks: dict[str, Ranks] = {}
     for change in scan.changes():
@@ -107,7 +111,7 @@ def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
 
 
 def compare(old: Weights, new: Weights, ranked: bool, workers: Workers) -> Scan:
-    """What leads from ``old`` to ``new``, as a scan. Neither is copied: ``old`` must stay as it is until then."""
+    """The changes from ``old`` to ``new``, as a scan. Nothing is copied: keep ``old`` as it is until `resolve`."""
     refuse_other_table(old.table, new.table)
 
     def one(spec: TensorSpec) -> TensorPatch:
@@ -118,7 +122,7 @@ def compare(old: Weights, new: Weights, ranked: bool, workers: Workers) -> Scan:
 
 
 class Shadowed:
-    """A detector for any weights: it keeps a copy of what it saw last."""
+    """A detector for any weights: it keeps a copy of them as of the last scan."""
 
     def __init__(self, weights: Weights, ranked: bool, workers: Workers):
         self.weights = weights
@@ -126,12 +130,12 @@ class Shadowed:
         self._shadow = Copies.of(weights)
 
     def scan(self, weights: Weights | None = None) -> Scan:
-        """Find what changed; ``weights`` take the place of the detector's own for this scan."""
+        """Find what changed; ``weights`` replace the detector's own for this scan."""
         source, base = self.weights if weights is None else weights, self._shadow
         refuse_other_table(base.table, source.table)
 
         def one(spec: TensorSpec) -> tuple[TensorPatch, Bits] | None:
-            now = source.read(spec.name).copy()  # once: training may go on during the scan
+            now = source.read(spec.name).copy()  # read once: training may continue during the scan
             found = diff_tensor(spec, base.read(spec.name), now, 0, self._workers)
             return (found, now) if found.changed else None
 
@@ -140,12 +144,12 @@ class Shadowed:
         return _Compared([tensor for tensor, _ in found], base if self._ranked else None, self._workers)
 
     def close(self) -> None:
-        """It holds nothing but memory."""
+        """Nothing to release but memory."""
 
 
 @dataclass
 class _Compared:
-    """Implements `Scan`; ranks are computed when the changes are asked for."""
+    """Implements `Scan`; ranks are computed when the changes are read."""
 
     found: list[TensorPatch]
     base: Weights | None
@@ -153,14 +157,8 @@ class _Compared:
 
     def changes(self) -> Iterator[Change]:
         for tensor in self.found:
-            assert tensor.old is not None
-            spec, ranks = tensor.spec, None
+            change = Change(tensor.spec, tensor.indices, tensor.old, tensor.new, tensor.digest)
             if self.base is not None:
-                span = partial(_span, self.base.read(spec.name))
-                ranks = rank(spec, tensor.indices, tensor.old, tensor.new, span, self.workers)
-            yield Change(spec, tensor.indices, tensor.old, tensor.new, tensor.digest, ranks)
+                change = change.ranked(self.base.read(tensor.spec.name), self.workers)
+            yield change
         self.found, self.base = [], None
-
-
-def _span(bits: Bits, first: int, size: int) -> Bits:
-    return bits[first : first + size]

@@ -1,14 +1,14 @@
-"""Names, dtypes and shapes: what a model's tensors are, without their bits (SPEC 2).
+"""Names, dtypes and shapes: the tensors of a model without their bits (SPEC 2).
 
-An *element* is the unit that patches address: one value, or one byte of a sub-byte dtype. Nothing here needs numpy, so
-that reading a channel's records does not import it.
+An *element* is the unit that patches address: one value, or one byte of a packed dtype. Nothing here imports numpy, so
+that reading a channel's records does not, either.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,9 @@ class Dtype:
 
     name: str
     width: int
-    mantissa: int | None = None
-    per_value: int = field(default=0)
-    """Bits of one value in the shape's count; below 8 for packed dtypes, whose elements are bytes."""
+    mantissa: int | None
+    per_value: int
+    """Bits of one value; below 8 for packed dtypes, whose elements are bytes."""
 
     @cached_property
     def word(self) -> np.dtype[Any]:
@@ -78,7 +78,7 @@ def dtype_named(name: str) -> Dtype:
     try:
         return DTYPES[name]
     except (KeyError, TypeError):
-        raise VersionError(f"unknown dtype {name!r}", hint=f"Known are {', '.join(DTYPES)}.") from None
+        raise VersionError(f"unknown dtype {name!r}", hint=f"This release knows {', '.join(DTYPES)}.") from None
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,8 @@ class TensorSpec:
     def nbytes(self) -> int:
         bits = math.prod(self.shape) * self.kind.per_value
         if bits % 8:
-            raise UsageError(
-                f"{self.dtype} values of shape {list(self.shape)} do not fill whole bytes", tensor=self.name
-            )
+            problem = f"{self.dtype} values of shape {list(self.shape)} do not fill whole bytes"
+            raise UsageError(problem, tensor=self.name)
         return bits // 8
 
 
@@ -122,7 +121,7 @@ class TensorTable:
 
     @classmethod
     def of(cls, specs: Iterable[TensorSpec], aliases: Mapping[str, str] | None = None) -> TensorTable:
-        """Sort and check; `UsageError` for a name twice or an alias of nothing."""
+        """Sort and check; `UsageError` for a duplicate name, or an alias of a tensor that does not exist."""
         ordered = tuple(sorted(specs, key=lambda spec: spec.name.encode()))
         names = {spec.name for spec in ordered}
         if len(names) != len(ordered):
@@ -131,7 +130,8 @@ class TensorTable:
         pairs = tuple(sorted((aliases or {}).items(), key=lambda pair: pair[0].encode()))
         for alias, name in pairs:
             if alias in names or name not in names:
-                raise UsageError(f"alias {alias!r} of {name!r} does not fit the table", tensor=name)
+                problem = f"alias {alias!r} is a tensor" if alias in names else f"alias {alias!r} of an unknown tensor"
+                raise UsageError(problem, tensor=name)
         return cls(ordered, pairs)
 
     def __iter__(self) -> Iterator[TensorSpec]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.format.kernels.bands import BLOCK
@@ -33,11 +32,11 @@ class Row:
     spec: TensorSpec
     changed: int
     digest: int
-    blocks: tuple[tuple[int, int], ...] = field(default=())
+    blocks: tuple[tuple[int, int], ...] = ()
 
 
 def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
-    """The compressed table, and its size before."""
+    """The compressed table, and its size before compression."""
     names, before, total = bytearray(), b"", 0
     for row in rows:
         name = row.spec.name.encode()
@@ -53,7 +52,7 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
         + [size for row in rows for size in row.spec.shape]
         + [row.changed for row in rows]
         + [len(row.blocks) for row in rows]
-        + [skipped for row in rows for skipped in _skips([ordinal for ordinal, _ in row.blocks])]
+        + [b - a - 1 for row in rows for a, b in pairwise([-1, *(ordinal for ordinal, _ in row.blocks)])]
         + [length for row in rows for _, length in row.blocks]
     )
     table = bytes(names) + numbers
@@ -63,36 +62,36 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
 
 
 def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: int | None) -> tuple[Row, ...]:
-    """Read a table of ``size`` bytes with one row per digest; `FormatError` for anything that does not add up.
+    """Read a table of ``size`` bytes with one row per digest; `FormatError` if anything in it is inconsistent.
 
     ``block_bytes`` is the size of all blocks together, or None for a codec without blocks.
     """
     if not 0 <= size <= MAX_TABLE:
         raise FormatError(f"the table says it has {size} bytes, over the limit of {MAX_TABLE}")
-    if len(digests) > MAX_ROWS:
-        raise FormatError(f"the table says it has {len(digests)} rows, over the limit of {MAX_ROWS}")
+    rows = len(digests)
+    if rows > MAX_ROWS:
+        raise FormatError(f"the table says it has {rows} rows, over the limit of {MAX_ROWS}")
     table = _inflate(packed, size)
-    names, at = _names(table, len(digests))
-    numbers = _Numbers(table[at:], len(digests) * (4 + MAX_DIMENSIONS) + 2 * (block_bytes or 0))
-    dtypes = [_dtype_name(code) for code in numbers.take(len(digests))]
-    ranks = numbers.take(len(digests))
+    names, at = _names(table, rows)
+    numbers = _numbers(table[at:], rows * (4 + MAX_DIMENSIONS) + 2 * (block_bytes or 0))
+    dtypes = [_dtype_name(code) for code in _take(numbers, rows)]
+    ranks = _take(numbers, rows)
     if any(rank > MAX_DIMENSIONS for rank in ranks):
         raise FormatError("a shape has too many dimensions")
-    shapes = [tuple(numbers.take(rank)) for rank in ranks]
-    changed = numbers.take(len(digests))
-    block_counts = numbers.take(len(digests))
-    skips = [numbers.take(count) for count in block_counts]
-    lengths = [numbers.take(count) for count in block_counts]
-    numbers.done()
-    rows = []
+    shapes = [tuple(_take(numbers, rank)) for rank in ranks]
+    changed = _take(numbers, rows)
+    block_counts = _take(numbers, rows)
+    skips = [_take(numbers, count) for count in block_counts]
+    lengths = [_take(numbers, count) for count in block_counts]
+    if next(numbers, None) is not None:
+        raise FormatError("the table continues after its last row")
+    found = []
     for i, name in enumerate(names):
-        ordinals = list(accumulate(skips[i], lambda before, skipped: before + 1 + skipped))
-        row = Row(
-            _spec(name, dtypes[i], shapes[i]), changed[i], digests[i], tuple(zip(ordinals, lengths[i], strict=True))
-        )
-        _check_row(row, block_bytes is not None)
-        rows.append(row)
-    return tuple(rows)
+        ordinals = accumulate(skips[i], lambda before, skipped: before + 1 + skipped)
+        blocks = tuple(zip(ordinals, lengths[i], strict=True))
+        found.append(Row(_spec(name, dtypes[i], shapes[i]), changed[i], digests[i], blocks))
+        _check_row(found[-1], block_bytes is not None)
+    return tuple(found)
 
 
 def _shared_prefix(a: bytes, b: bytes) -> int:
@@ -104,9 +103,10 @@ def _check_row(row: Row, blocks: bool) -> None:
     if not 0 < row.changed <= elements:
         raise FormatError(f"the table says {row.changed} of {elements} elements changed", tensor=row.spec.name)
     if bool(row.blocks) != blocks:
-        raise FormatError("a row has blocks its codec has not, or none where it must", tensor=row.spec.name)
+        problem = "a row has no blocks, its codec needs some" if blocks else "a row has blocks, its codec has none"
+        raise FormatError(problem, tensor=row.spec.name)
     if row.blocks and row.blocks[-1][0] >= -(-elements // BLOCK):
-        raise FormatError("a block lies outside its tensor", tensor=row.spec.name)
+        raise FormatError("a block is outside its tensor", tensor=row.spec.name)
     if any(length < 1 for _, length in row.blocks):
         raise FormatError("a block is empty", tensor=row.spec.name)
 
@@ -118,7 +118,7 @@ def _inflate(packed: bytes, size: int) -> bytes:
     except zlib.error as error:
         raise FormatError(f"the table cannot be decompressed: {error}") from None
     if len(table) != size or not stream.eof or stream.unused_data:
-        raise FormatError("the table has another size than stated")
+        raise FormatError(f"the table does not have the {size} bytes that the metadata states")
     return table
 
 
@@ -145,13 +145,13 @@ def _names(table: bytes, count: int) -> tuple[list[str], int]:
 
 def _dtype_name(code: int) -> str:
     if code >= len(_DTYPE_NAMES):
-        raise VersionError(f"dtype code {code} is not known", hint="A newer release may know it.")
+        raise VersionError(f"unknown dtype code {code}", hint="Install a newer release.")
     return _DTYPE_NAMES[code]
 
 
 def _spec(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     if math.prod(shape) > MAX_ELEMENTS or math.prod(shape) * DTYPES[dtype].per_value % 8:
-        raise FormatError("a shape in the table is impossible", tensor=name)
+        raise FormatError("impossible shape in the table", tensor=name)
     return TensorSpec(name, dtype, shape)
 
 
@@ -181,37 +181,25 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise FormatError("a number in the table is cut off or too large")
 
 
-def _skips(ordinals: list[int]) -> list[int]:
-    return [b - a - 1 for a, b in pairwise([-1, *ordinals])]
+def _numbers(data: bytes, most: int) -> Iterator[int]:
+    """All varints of a byte string; `FormatError` for more than ``most``, before memory is taken for them."""
+    raw = np.frombuffer(data, np.uint8)
+    if np.count_nonzero(raw < 128) > most:
+        raise FormatError("the table continues after its last row")
+    ends = np.flatnonzero(raw < 128)
+    widths = np.diff(ends, prepend=-1)
+    longest = int(widths.max(initial=0))
+    if longest > 9 or widths.sum() != raw.size:
+        raise FormatError("a number in the table is cut off or too large")
+    values = np.zeros(ends.size, np.int64)
+    for i in range(longest):
+        more = np.flatnonzero(widths > i)
+        values[more] |= (raw[ends[more] - widths[more] + 1 + i].astype(np.int64) & 127) << (7 * i)
+    return iter(values.data)
 
 
-class _Numbers:
-    """All varints of a byte string, in order; at most ``most`` of them, so that a lie cannot take memory."""
-
-    def __init__(self, data: bytes, most: int):
-        raw = np.frombuffer(data, np.uint8)
-        if np.count_nonzero(raw < 128) > most:
-            raise FormatError("the table continues after its last row")
-        ends = np.flatnonzero(raw < 128)
-        if raw.size and (ends.size == 0 or ends[-1] != raw.size - 1):
-            raise FormatError("a number in the table is cut off or too large")
-        starts = np.concatenate([[0], ends[:-1] + 1]) if ends.size else ends
-        widths = ends - starts + 1
-        if ends.size and widths.max() > 9:
-            raise FormatError("a number in the table is cut off or too large")
-        self._values: npt.NDArray[np.int64] = np.zeros(ends.size, np.int64)
-        for i in range(int(widths.max()) if ends.size else 0):
-            more = np.flatnonzero(widths > i)
-            self._values[more] |= (raw[starts[more] + i].astype(np.int64) & 127) << (7 * i)
-        self._at = 0
-
-    def take(self, count: int) -> list[int]:
-        if count > self._values.size - self._at:
-            raise FormatError("the table ends too early")
-        self._at += count
-        values: list[int] = self._values[self._at - count : self._at].tolist()
-        return values
-
-    def done(self) -> None:
-        if self._at != self._values.size:
-            raise FormatError("the table continues after its last row")
+def _take(numbers: Iterator[int], count: int) -> list[int]:
+    taken = list(islice(numbers, count))
+    if len(taken) < count:
+        raise FormatError("the table ends too early")
+    return taken

@@ -36,25 +36,30 @@ def refuse_no_weights(weights: object) -> None:
 def bits_of(array: npt.NDArray[Any]) -> Bits:
     """A contiguous array's own memory as flat unsigned integers; nothing is copied."""
     if not array.flags.c_contiguous:
-        raise UsageError("the array is not contiguous", hint="Pass a contiguous copy, and keep it: patches go there.")
+        hint = "Pass a contiguous copy and keep it: patches are written into it."
+        raise UsageError("the array is not contiguous", hint=hint)
     if array.dtype.hasobject or array.dtype.itemsize not in (1, 2, 4, 8) or not array.dtype.isnative:
-        raise UsageError(f"arrays of {array.dtype!r} have no bits to compare")
+        raise UsageError(f"arrays of {array.dtype!r} are not supported")
     return array.reshape(-1).view(f"<u{array.dtype.itemsize}")
 
 
 def refuse_other_bits(spec: TensorSpec, bits: Bits) -> None:
-    """`UsageError` unless ``bits`` can be this tensor's: kernels look at nothing but the first address and the size."""
+    """`UsageError` unless ``bits`` can be this tensor's: kernels see only the first address and the size."""
     if bits.dtype != spec.kind.word or bits.shape != (spec.elements,) or not bits.flags.c_contiguous:
-        raise UsageError(f"{spec.elements} contiguous {spec.kind.word} were expected", tensor=spec.name)
+        found = f"{bits.dtype} of shape {list(bits.shape)}"
+        raise UsageError(f"expected {spec.elements} contiguous {spec.kind.word}, got {found}", tensor=spec.name)
+
+
+NARROW = {"BF16": (7, 8), "F16": (10, 5)}
+"""The dtypes that float32 can be rounded to: bits of the mantissa and of the exponent."""
 
 
 def round_to(dtype: str, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """fp32 as the bits of BF16 or F16: to nearest, ties to even, overflow to infinity, one canonical NaN (SPEC 3)."""
-    formats = {"BF16": (7, 8), "F16": (10, 5)}
-    if dtype not in formats or values.dtype != np.float32:
-        raise UsageError(f"rounding goes from float32 to BF16 or F16, not from {values.dtype} to {dtype}")
+    if dtype not in NARROW or values.dtype != np.float32:
+        raise UsageError(f"only float32 can be rounded, to BF16 or F16; got {values.dtype} and {dtype}")
     out = np.empty(values.size, np.uint16)
-    cpu.narrow(bits_of(values), *formats[dtype], out)
+    cpu.narrow(bits_of(values), *NARROW[dtype], out)
     return out.reshape(values.shape)
 
 
@@ -71,10 +76,10 @@ class Weights(Protocol):
 
 @runtime_checkable
 class Target(Weights, Protocol):
-    """Weights in memory that take a patch."""
+    """Weights in memory that a patch can be applied to."""
 
     def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
-        """Give the elements at ``indices``, which are within the tensor, their ``new`` bits."""
+        """Set the elements at ``indices``, all within the tensor, to their ``new`` bits."""
         ...
 
     def write(self, name: str, bits: Bits) -> None:
@@ -82,20 +87,52 @@ class Target(Weights, Protocol):
         ...
 
 
-_NUMPY_DTYPES = {
+DTYPE_NAMES = {
     "bool": "BOOL",
     "bfloat16": "BF16",
-    "float4_e2m1fn": None,  # numpy holds these a byte each, safetensors packs them
     "float8_e4m3fn": "F8_E4M3",
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2": "F8_E5M2",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "float8_e8m0fnu": "F8_E8M0",
     "complex64": "C64",
-} | {f"{kind}{width}": f"{kind[0].upper()}{width}" for kind in ("int", "uint", "float") for width in (8, 16, 32, 64)}
+    **{f"{kind}{width}": f"{kind[0].upper()}{width}" for kind in ("int", "uint") for width in (8, 16, 32, 64)},
+    **{f"float{width}": f"F{width}" for width in (16, 32, 64)},
+}
+"""From numpy's and torch's names of dtypes to the format's. No packed dtypes: numpy and torch count their values
+differently."""
 
 
-class Arrays:
+class _InMemory:
+    """Weights as flat bits by name."""
+
+    def __init__(self, table: TensorTable, bits: dict[str, Bits]):
+        self.table = table
+        self._bits = bits
+
+    def read(self, name: str) -> Bits:
+        return self._bits[name]
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        cpu.scatter(self._bits[name], indices, new)
+
+    def write(self, name: str, bits: Bits) -> None:
+        self._bits[name][:] = bits
+
+
+class Copies(_InMemory):
+    """Weights of any dtype in memory of their own, as flat bits."""
+
+    @classmethod
+    def of(cls, weights: Weights) -> Copies:
+        return cls(weights.table, {spec.name: weights.read(spec.name).copy() for spec in weights.table})
+
+    def with_tensors(self, changed: Mapping[str, Bits]) -> Copies:
+        """The same weights with some tensors replaced; the others are shared, not copied."""
+        return Copies(self.table, self._bits | dict(changed))
+
+
+class Arrays(_InMemory):
     """Weights in memory, by name. The arrays are used in place: applying a patch writes into them.
 
     numpy has no bfloat16 of its own: pass bit patterns as ``uint16`` and name their dtype in ``dtypes``.
@@ -122,12 +159,11 @@ class Arrays:
             if not isinstance(array, np.ndarray):
                 hint = "A torch tensor has .numpy(); view bfloat16 as uint16 first and name it in dtypes."
                 raise UsageError(f"expected a numpy array, got {type(array).__name__}", tensor=name, hint=hint)
-            dtype = dtypes.get(name) or _NUMPY_DTYPES.get(array.dtype.name)
+            dtype = dtypes.get(name) or DTYPE_NAMES.get(array.dtype.name)
             if dtype is None or dtype_named(dtype).per_value != 8 * array.dtype.itemsize:
                 raise UsageError(f"an array of {array.dtype} cannot hold {dtype or 'any known dtype'}", tensor=name)
             specs.append(TensorSpec(name, dtype, array.shape))
-        self.table = TensorTable.of(specs, aliases)
-        self._bits = {}
+        super().__init__(TensorTable.of(specs, aliases), {})
         for name, array in arrays.items():
             with about(tensor=name):
                 self._bits[name] = bits_of(array)
@@ -142,37 +178,3 @@ class Arrays:
                 raise UsageError(f"{spec.dtype} cannot be held in an array of its shape", tensor=spec.name)
             arrays[spec.name] = weights.read(spec.name).copy().reshape(spec.shape)
         return cls(arrays, {spec.name: spec.dtype for spec in table}, dict(table.aliases))
-
-    def read(self, name: str) -> Bits:
-        return self._bits[name]
-
-    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
-        cpu.scatter(self._bits[name], indices, new)
-
-    def write(self, name: str, bits: Bits) -> None:
-        self._bits[name][:] = bits
-
-
-class Copies:
-    """Weights of any dtype in memory of their own, as flat bits."""
-
-    def __init__(self, table: TensorTable, bits: dict[str, Bits]):
-        self.table = table
-        self._bits = bits
-
-    @classmethod
-    def of(cls, weights: Weights) -> Copies:
-        return cls(weights.table, {spec.name: weights.read(spec.name).copy() for spec in weights.table})
-
-    def with_tensors(self, changed: Mapping[str, Bits]) -> Copies:
-        """The same weights but for some tensors; the others are shared, not copied."""
-        return Copies(self.table, self._bits | dict(changed))
-
-    def read(self, name: str) -> Bits:
-        return self._bits[name]
-
-    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
-        cpu.scatter(self._bits[name], indices, new)
-
-    def write(self, name: str, bits: Bits) -> None:
-        self._bits[name][:] = bits

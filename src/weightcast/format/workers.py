@@ -6,17 +6,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import TypeVar
+
+from weightcast.format.closing import Closing
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-
 _WORTH_A_THREAD = 1 << 17
 
 
-class Workers:
+class Workers(Closing):
     """A fixed number of threads: `map` inside one tensor, `stream` across tensors; the two nest."""
 
     def __init__(self, threads: int | None = None):
@@ -24,7 +24,7 @@ class Workers:
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="weightcast") if self.threads > 1 else None
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Results in order. The caller works too, so a thread of the pool may call this without a deadlock."""
+        """Results in order. The calling thread works too, so a thread of the pool can call this without a deadlock."""
         if self._pool is None or len(items) < 2:
             return [function(item) for item in items]
         turns = iter(range(len(items)))  # next() on it is atomic
@@ -53,9 +53,10 @@ class Workers:
         return [results[i] for i in range(len(items))]
 
     def stream(self, function: Callable[[T], R], items: Iterable[T], elements: Callable[[T], int]) -> Iterator[R]:
-        """Results in order, at most one item per thread begun ahead of the consumer: memory stays bounded.
+        """Results in order. At most one item per thread is begun ahead of the consumer, so memory stays bounded.
 
-        Items of few ``elements`` run in the calling thread: they are mostly interpreter, which threads slow down.
+        Items of few ``elements`` run in the calling thread: their time is mostly the interpreter's, which threads slow
+        down.
         """
         if self._pool is None:
             yield from map(function, items)
@@ -79,12 +80,6 @@ class Workers:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 ONE = Workers(1)

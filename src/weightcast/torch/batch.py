@@ -1,19 +1,18 @@
-"""Batches: tensors of a model that one kernel launch works on, and what a set of kernels must be able to do."""
+"""Batches: tensors of a model that one kernel launch works on, and what a set of kernels must do."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightcast.format.codec.ranks import Ranks
-from weightcast.format.patch import Indices
 from weightcast.format.scan import Change
 from weightcast.format.spec import TensorSpec
 from weightcast.format.tensors import Bits
@@ -22,23 +21,29 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of an element's size. Signed, since torch supports more operations on those; the bits are the same."""
 
 _CHUNK = 1 << 26
-"""Most elements of a copy in one allocation: an allocator finds room for this among freed activations."""
+"""Most elements of a copy in one allocation: the allocator finds room for this many among freed activations."""
 
 _ALIGNMENT = 16
 
 
+def unsigned(words: torch.Tensor) -> Bits:
+    """Words on the host as unsigned integers; nothing is copied."""
+    bits: Bits = words.numpy()
+    return bits.view(f"<u{bits.itemsize}")
+
+
 @dataclass(eq=False)
 class Slot:
-    """A tensor of the table and its memory: part of a contiguous ``source``, perhaps as float32 that is rounded."""
+    """A tensor of the table and its memory: part of a contiguous ``source``; with ``narrow``, float32 to be rounded."""
 
     spec: TensorSpec
     source: torch.Tensor
     offset: int = 0
-    """Elements of the source before it."""
+    """Elements of the source before the tensor."""
     narrow: bool = False
 
     def words(self) -> torch.Tensor:
-        """Its memory as flat integers."""
+        """The tensor's memory as flat integers."""
         whole = self.source.detach().view(WORDS[self.source.element_size()]).reshape(-1)
         return whole[self.offset : self.offset + self.spec.elements]
 
@@ -56,7 +61,7 @@ class Batch:
         self.sizes = tuple(spec.elements for spec in self.specs)
         self.kind = first.spec.kind
         self.narrow = first.spec.dtype if first.narrow else None
-        """The dtype that float32 is rounded to, if it is."""
+        """The dtype that float32 is rounded to, if any."""
         self.device = first.source.device
         self.word = WORDS[self.kind.width // 8]
 
@@ -65,7 +70,7 @@ class Batch:
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
-        """In a copy: the chunk and the offset of each tensor."""
+        """The chunk of each tensor in a copy, and its offset there."""
         places, chunk, used = [], 0, 0
         for size in self.sizes:
             room = -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -85,7 +90,7 @@ class Batch:
 
 
 def batches_of(slots: Sequence[Slot], most: int | None = None) -> list[Batch]:
-    """Slots in batches; a batch of several slots has at most ``most`` elements."""
+    """Group slots into batches; a batch of several slots has at most ``most`` elements."""
     alike: dict[tuple[object, ...], list[Slot]] = {}
     for slot in slots:
         alike.setdefault((slot.source.device, slot.spec.dtype, slot.narrow), []).append(slot)
@@ -130,36 +135,36 @@ class Ledger:
     digests: npt.NDArray[np.uint64]
 
 
-class Gains(Protocol):
-    """What each tensor's digest gains, on its way to the host: small, and may be kept for long."""
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Wait for it: one array of 64-bit integers."""
-        ...
+Sums = Callable[[], npt.NDArray[np.uint64]]
+"""Waits for one 64-bit sum per tensor of a batch, in transit to the host: small, and may be kept for long."""
 
 
 class Delivered(Protocol):
-    """What changed in a batch, on its way to the host."""
+    """What changed in a batch, in transit to the host."""
 
     @property
-    def gains(self) -> Gains: ...
+    def gains(self) -> Sums:
+        """What the changes add to each tensor's digest."""
+        ...
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
-        """Wait, then yield the tensors that changed. Some are ``replaced``: by all their bits and their digest."""
+        """A generator that waits, then yields the tensors that changed.
+
+        Those in ``replaced``, by their index in the batch, are sent whole instead: all their bits and their digest.
+        """
         ...
 
 
-def change_of(
-    spec: TensorSpec, indices: Indices, was: Bits, now: Bits, gain: int, ranks: Ranks | None
-) -> Change | None:
-    """What changed in a tensor; an edit that bypassed the optimizer may have undone some or all of it."""
-    kept = was != now
+def without_undone(change: Change) -> Change | None:
+    """The change without elements that have their old bits again, since an edit bypassed the optimizer."""
+    assert change.was is not None
+    kept = change.was != change.now
+    if kept.all():
+        return change if kept.size else None
     if not kept.any():
         return None
-    if kept.all():
-        return Change(spec, indices, was, now, gain, ranks)
-    left = None if ranks is None else Ranks(ranks.ranks[kept], ranks.bands, ranks.uppers, ranks.sizes)
-    return Change(spec, indices[kept], was[kept], now[kept], gain, left)
+    ranks = change.ranks and replace(change.ranks, ranks=change.ranks.ranks[kept])
+    return replace(change, indices=change.indices[kept], was=change.was[kept], now=change.now[kept], ranks=ranks)
 
 
 def log_edits(names: Sequence[str]) -> None:
@@ -169,44 +174,44 @@ def log_edits(names: Sequence[str]) -> None:
 
 
 def replacement(spec: TensorSpec, bits: Bits, digest: int) -> Change:
-    """All of a tensor, whatever its bits were."""
-    return Change(spec, np.arange(spec.elements), None, bits, digest, None)
+    """A change of the whole tensor, whatever its bits were."""
+    return Change(spec, np.arange(spec.elements), None, bits, digest)
 
 
 F = TypeVar("F")
 
 
-class Kernels(Protocol, Generic[F]):
-    """The work on a batch. ``F`` is a kernel set's own form of *flips*: indices, and the bits that were there."""
+class Kernels(ABC, Generic[F]):
+    """The work on a batch. ``F`` is a kernel set's own form of *flips*: indices, and the old bits there."""
 
+    @abstractmethod
     def take(self, batch: Batch) -> Copied:
         """Copy a batch's wire bits."""
-        ...
 
+    @abstractmethod
     def differ(self, batch: Batch, old: Copied) -> F:
-        """Where the batch differs from an older copy."""
-        ...
+        """Find where the batch differs from an older copy."""
 
+    @abstractmethod
     def count(self, flips: F) -> int: ...
 
+    @abstractmethod
     def put(self, copied: Copied, flips: F) -> None:
-        """Write the bits that were there back into a copy."""
-        ...
+        """Write the old bits back into a copy."""
 
+    @abstractmethod
     def deliver(
         self, batch: Batch, flips: F, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
     ) -> Delivered:
-        """Read the bits that are there now, rank them, and send everything to the host.
+        """Read the new bits, rank the changes, and send everything to the host.
 
-        A ``shadow`` holds all of the old bits, and is brought up to date. With a ``ledger`` a kernel set may check in
-        the background that the old bits are those that were delivered before.
+        A ``shadow`` holds all of the old bits, and is updated. With a ``ledger``, a kernel set may check in the
+        background that the old bits are those of the last delivery.
         """
-        ...
 
     def rest(self, batch: Batch) -> None:
-        """Free what is held on the device only for speed."""
-        ...
+        """Free memory on the device that is held only for speed."""
 
+    @abstractmethod
     def digests(self, batch: Batch) -> torch.Tensor:
-        """The digest of each tensor as it is now, as signed 64-bit integers, on the batch's device."""
-        ...
+        """The current digest of each tensor, as signed 64-bit integers on the batch's device."""

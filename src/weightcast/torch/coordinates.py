@@ -1,8 +1,8 @@
 """Coordinates: where the tensors of a checkpoint, as `save_pretrained` writes them, are in a live model.
 
-transformers fuses, splits and renames weights between checkpoint and model. Its own code for saving runs here on
-*stand-ins*: meta tensors, each with a storage of its own. What comes out in a stand-in's storage is a view of that
-parameter, and the same view can be taken of the live one. No memory of the model's size is taken, no value is read.
+transformers fuses, splits and renames weights between checkpoint and model. Here its own code for saving runs on
+*stand-ins*: meta tensors, each with a storage of its own. A result in a stand-in's storage is a view of that parameter,
+and the same view can be taken of the live one. This needs no memory of the model's size and reads no values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,32 +23,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from weightcast.errors import UsageError
+from weightcast.format.tensors import DTYPE_NAMES
 from weightcast.torch.tracing import stand_in, storage_key, tensors_in
 
-DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
-    {
-        torch.bool: "BOOL",
-        torch.uint8: "U8",
-        torch.int8: "I8",
-        torch.float8_e5m2: "F8_E5M2",
-        torch.float8_e4m3fn: "F8_E4M3",
-        torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-        torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-        torch.int16: "I16",
-        torch.uint16: "U16",
-        torch.float16: "F16",
-        torch.bfloat16: "BF16",
-        torch.int32: "I32",
-        torch.uint32: "U32",
-        torch.float32: "F32",
-        torch.int64: "I64",
-        torch.uint64: "U64",
-        torch.float64: "F64",
-        torch.complex64: "C64",
-    }
-    | ({torch.float8_e8m0fnu: "F8_E8M0"} if hasattr(torch, "float8_e8m0fnu") else {})
-)
-"""The safetensors names of torch's dtypes; packed dtypes are missing, since their shapes count differently there."""
+DTYPES: Mapping[torch.dtype, str] = {
+    getattr(torch, name): dtype for name, dtype in DTYPE_NAMES.items() if hasattr(torch, name)
+}
+"""The format's names of torch's dtypes."""
 
 _log = logging.getLogger("weightcast")
 
@@ -67,10 +47,6 @@ class Piece:
     """Elements into the source."""
     shape: tuple[int, ...]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.source.dtype
-
     def view(self) -> torch.Tensor:
         """The tensor in the source's current memory; detached, contiguous, not copied."""
         return self.source.detach().view(-1).narrow(0, self.offset, prod(self.shape)).view(self.shape)
@@ -78,22 +54,21 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A tensor of the checkpoint that is not such a part: transformers computes it from its sources."""
+    """A tensor of the checkpoint that is not part of any memory: transformers computes it from its sources."""
 
     name: str
     sources: tuple[torch.Tensor, ...]
     shape: tuple[int, ...]
-    dtype: torch.dtype
     _conversion: _Conversion = field(repr=False)
 
     def tensor(self) -> torch.Tensor:
-        """The tensor from the sources' current values; detached, contiguous."""
+        """The tensor, computed from the sources' current values; detached, contiguous."""
         return self._conversion.tensors()[self.name].contiguous()
 
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Every tensor of a model's checkpoint, as a piece or made, sorted by the bytes of the names."""
+    """Every tensor of a model's checkpoint, as a piece or made; both are sorted by the bytes of their names."""
 
     pieces: tuple[Piece, ...]
     made: tuple[Made, ...]
@@ -104,7 +79,7 @@ class Coordinates:
 
 
 def coordinates_of(model: nn.Module) -> Coordinates:
-    """Find all tensors of the checkpoint of ``model``; `UsageError` if it has some that cannot be found or saved."""
+    """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved."""
     model = unwrapped(model)
     _refuse_adapters_and_shards(model)
     bare = _bare(model)
@@ -152,9 +127,9 @@ def _inside(module: nn.Module) -> nn.Module | None:
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """The model as if nothing inside it were wrapped: the same tensors under their names without wrappers.
+    """The model with all wrappers inside it removed: the same tensors under their names without wrappers.
 
-    transformers looks modules up by name, so it is given such a model and not just other names.
+    transformers looks modules up by name, so renaming the tensors would not be enough.
     """
     if all(_inside(module) is None for module in model.modules()):
         return model
@@ -172,26 +147,24 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def _twin(module: nn.Module, **changes: Any) -> nn.Module:
-    """Another module with the same attributes, tensors among them, but for ``changes``."""
+    """Another module with the same attributes, tensors included, except for ``changes``."""
     twin: nn.Module = object.__new__(type(module))
     vars(twin).update(vars(module), **changes)
     return twin
 
 
-def _package(module: nn.Module) -> set[str]:
-    return {cls.__module__.partition(".")[0] for cls in type(module).__mro__}
-
-
 def _refuse_adapters_and_shards(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if "peft" in _package(module) or vars(module).get("_hf_peft_config_loaded"):
+        classes = type(module).__mro__
+        from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in classes)
+        if from_peft or vars(module).get("_hf_peft_config_loaded"):
             raise UsageError(
                 f"a model with adapters ({type(module).__name__}) has no checkpoint of its own",
                 hint="Pass the base model, with the adapters merged into it: peft_model.merge_and_unload().",
             )
         if vars(module).get("hf_quantizer") is not None:
             raise UsageError("a quantised model cannot be published", hint="Dequantise it: model.dequantize().")
-        if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
+        if any(cls.__name__ == "FullyShardedDataParallel" for cls in classes):
             raise UsageError("sharded parameters are not supported yet", tensor=name or None)
 
 
@@ -199,14 +172,14 @@ def _refuse_adapters_and_shards(model: nn.Module) -> None:
 
 
 def _live_tensors(model: nn.Module) -> Tensors:
-    """The parameters and persistent buffers by the names of `state_dict`, each one fit to be published."""
+    """The parameters and persistent buffers by their names in `state_dict`; each one can be published."""
     own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
     live = model.state_dict(keep_vars=True)
     if not live:
         raise UsageError("the model has no tensors")
     for name, tensor in live.items():
         if id(tensor) not in own:
-            hint = "weightcast follows parameters and buffers; take other state out of state_dict()."
+            hint = "weightcast publishes parameters and buffers: remove other state from state_dict()."
             raise UsageError("an entry of state_dict() is not a parameter or buffer", tensor=name, hint=hint)
         _refuse_unfit(name, tensor)
     return live
@@ -218,7 +191,7 @@ def _refuse_unfit(name: str, tensor: torch.Tensor) -> None:
 
     kind = type(tensor)
     if nn.parameter.is_lazy(tensor) or tensor.is_meta:
-        raise unfit("the tensor has no memory yet", "Materialise the model first: load its weights, or run it once.")
+        raise unfit("the tensor has no memory yet", "Load the model's weights first, or run it once.")
     if kind.__name__ == "DTensor" or hasattr(tensor, "ds_shape"):
         raise unfit("sharded parameters are not supported yet", "Publish from whole parameters, as DDP has them.")
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
@@ -241,11 +214,7 @@ def _unholdable(name: str, tensor: torch.Tensor) -> UsageError:
 def _ties(live: Tensors) -> list[list[str]]:
     """The names, sorted, of each tensor that has more than one; `UsageError` for any other sharing of memory."""
     areas = sorted(
-        (
-            (str(tensor.device), tensor.data_ptr(), name.encode(), name)
-            for name, tensor in live.items()
-            if tensor.numel()
-        )
+        (str(tensor.device), tensor.data_ptr(), name.encode(), name) for name, tensor in live.items() if tensor.numel()
     )
     groups: list[list[str]] = []
     last_device, last_stop = "", 0
@@ -254,38 +223,34 @@ def _ties(live: Tensors) -> list[list[str]]:
         if device != last_device or start >= last_stop:
             groups.append([name])
             last_device, last_stop = device, start + tensor.nbytes
-        elif _identical(live[groups[-1][0]], tensor):
+        elif (first := live[groups[-1][0]]).data_ptr() == start and _alike(first, tensor):
             groups[-1].append(name)
         else:
             raise UsageError(
-                f"the tensor shares memory with {groups[-1][0]} but is not the same",
+                f"the tensor shares memory with {groups[-1][0]}, but is not the same tensor",
                 tensor=name,
                 hint="Tie whole parameters, or give this one its own memory: parameter.data = parameter.data.clone().",
             )
     return [names for names in groups if len(names) > 1]
 
 
-def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and _alike(a, b)
-
-
 # What transformers saves
 
 
 def _is_pretrained(model: nn.Module) -> bool:
-    """Without an import: if there is such a model, transformers is loaded."""
+    """Checked without an import: if there is such a model, transformers is loaded."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
 def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
-    """The tensors that `save_pretrained` keeps: none that the class ignores, each tied one once."""
+    """The tensors that `save_pretrained` writes: none that the class ignores, and tied ones once."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
     ignored = model._keys_to_ignore_on_save or ()
     dropped = set(ignored)
     for names in ties:
-        # Not all tensors at once: others that lie in the same storage would be cloned.
+        # Not all tensors at once: it would clone others in the same storage.
         tied = {name: live[name].detach() for name in names if name not in ignored}
         try:
             dropped |= tied.keys() - remove_tied_weights_from_state_dict(dict(tied), model).keys()
@@ -301,8 +266,8 @@ def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
 class _Uncopied(TorchFunctionMode):
     """Skips copies into contiguous memory.
 
-    A part of a fused tensor is made contiguous before it is cut further; what remains may well lie in one piece in
-    the source.
+    A part of a fused tensor is made contiguous before it is cut further; the result may well be contiguous in the
+    source.
     """
 
     def __torch_function__(
@@ -316,11 +281,11 @@ class _Uncopied(TorchFunctionMode):
 
 
 class _Traced(TorchFunctionMode):
-    """Records from which stand-ins the storages of all results come."""
+    """Records which stand-ins each result was computed from."""
 
     def __init__(self, stand_ins: Tensors):
         super().__init__()
-        self._kept = list(stand_ins.values())  # an address identifies a storage only as long as none is freed
+        self._kept = list(stand_ins.values())  # a key identifies a storage only until it is freed
         self._sources = {storage_key(tensor): {name} for name, tensor in stand_ins.items()}
 
     def __torch_function__(
@@ -328,7 +293,7 @@ class _Traced(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         sources = set().union(*(self.sources(tensor) for tensor in tensors_in((args, kwargs))))
-        for tensor in tensors_in(args[:1] if result is None else result):  # None: it was written into the first
+        for tensor in tensors_in(args[:1] if result is None else result):  # None: it wrote into its first argument
             self._kept.append(tensor)
             self._sources.setdefault(storage_key(tensor), set()).update(sources)
         return result
@@ -339,7 +304,7 @@ class _Traced(TorchFunctionMode):
 
 @dataclass(frozen=True, eq=False)
 class _Conversion:
-    """What transformers makes of some tensors of a model, and of stand-ins for others that it needs to see."""
+    """What transformers computes from some tensors of a model, and from stand-ins for others that it looks at."""
 
     model: nn.Module
     sources: Tensors
@@ -355,7 +320,7 @@ class _Conversion:
 
 
 def _with_own_conversions(model: nn.Module) -> Any:
-    """Reverting a conversion edits the patterns of the one that a loaded model keeps."""
+    """The model with a copy of its conversions: reverting them edits their patterns."""
     kept = vars(model).get("_weight_conversions")
     return model if kept is None else _twin(model, _weight_conversions=deepcopy(kept))
 
@@ -383,14 +348,14 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
     for names, tensors in others.items():
         conversion = _conversion_from(model, names, live, stand_ins, tensors)
         sources = tuple(live[name] for name in names)
-        made += [Made(name, sources, tuple(t.shape), t.dtype, conversion) for name, t in tensors.items()]
+        made += [Made(name, sources, tuple(t.shape), conversion) for name, t in tensors.items()]
     return pieces, made
 
 
 def _conversion_from(
     model: nn.Module, names: Sequence[str], live: Tensors, stand_ins: Tensors, wanted: Tensors
 ) -> _Conversion:
-    """The conversion of the ``names`` alone, if its result is the same; else with stand-ins for all the others.
+    """The conversion of ``names`` alone, if its result is the same; else with stand-ins for all the others.
 
     Names can depend on other names, and some operations need tensors that they do not use.
     """

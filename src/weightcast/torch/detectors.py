@@ -1,7 +1,7 @@
-"""Detectors for models: three ways to remember the old bits, all of which find the same changes.
+"""Detectors for models. There are three, which keep the old bits in different places and find the same changes.
 
 `transient` (the default with an optimizer) copies the wire bits right before each optimizer step and drops the copy
-right after it, while no activations are held; what flipped goes into a journal: indices, and the bits of the last scan.
+right after it, while no activations are held. What flipped goes into a journal: indices, and the bits of the last scan.
 `device` keeps a copy beside the model, `host` keeps one in pinned memory of the host.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,26 +27,25 @@ from weightcast.torch.batch import (
     Batch,
     Copied,
     Delivered,
-    Gains,
     Kernels,
     Ledger,
     Slot,
+    Sums,
     batches_of,
     log_edits,
     replacement,
 )
-from weightcast.torch.kernels.host import Here
 from weightcast.torch.model import LiveModel
-from weightcast.torch.transit import PinnedCopy, Transit
+from weightcast.torch.transit import PinnedCopy, sums_in_transit
 
 _CHECK_EVERY = 50
-"""On a CPU the live model is digested at every so many publishes; on a device at each one."""
+"""On a CPU, the live model is digested at every 50th publish; on a device, at each one."""
 
 _OWED = 64
 """Deliveries whose gains may still be in transit; older ones have arrived."""
 
 _HOST_BATCH = 1 << 26
-"""Elements of a host copy that are brought to the device at a time."""
+"""Elements of a host copy that are sent to the device at a time."""
 
 
 def watch(
@@ -83,15 +83,23 @@ def _innermost(optimizer: object) -> Optimizer:
 
 @dataclass
 class ModelScan:
-    """Implements `Scan`: what was delivered of each batch, and the tensors that are replaced as a whole."""
+    """Implements `Scan`: for each batch a generator of its changes, which waits for them."""
 
     table: TensorTable
-    found: list[tuple[Delivered, Mapping[int, tuple[Bits, int]]]] = field(default_factory=list)
+    found: list[Iterator[Change]]
 
     def changes(self) -> Iterator[Change]:
         found, self.found = self.found, []
-        changes = [change for delivered, replaced in found for change in delivered.changes(replaced)]
-        yield from sorted(changes, key=lambda change: self.table.ordinal(change.spec.name))
+        yield from sorted(chain.from_iterable(found), key=lambda change: self.table.ordinal(change.spec.name))
+
+
+def _changes_since(shadow: Copied, live: LiveModel, ranked: bool) -> Iterator[Change]:
+    """What changed in a batch since the copy, which is updated."""
+    batch = shadow.batch
+    kernels = live.kernels(batch.device)
+    delivered = kernels.deliver(batch, kernels.differ(batch, shadow), ranked, shadow)
+    kernels.rest(batch)
+    return delivered.changes({})
 
 
 # -- a copy that is kept -----------------------------------------------------------------------------------------------
@@ -105,8 +113,7 @@ class Resident:
         self._ranked = ranked
         slots = list(live.slots.values())
         away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
-        self._batches = batches_of(slots, _HOST_BATCH if away else None)
-        taken = (live.kernels(batch.device).take(batch) for batch in self._batches)
+        taken = (live.kernels(batch.device).take(batch) for batch in batches_of(slots, _HOST_BATCH if away else None))
         self._shadows: list[Copied | PinnedCopy] = [
             PinnedCopy(copied) if away and copied.batch.device.type == "cuda" else copied for copied in taken
         ]
@@ -115,15 +122,13 @@ class Resident:
     def scan(self) -> Scan:
         self.weights.relocate()
         self.weights.remake()
-        found = ModelScan(self.weights.table)
-        for batch, shadow in zip(self._batches, self._shadows, strict=True):
-            kernels = self.weights.kernels(batch.device)
-            old = shadow.brought() if isinstance(shadow, PinnedCopy) else shadow
-            found.found.append((kernels.deliver(batch, kernels.differ(batch, old), self._ranked, old), {}))
-            kernels.rest(batch)
+        found = []
+        for shadow in self._shadows:
+            old = shadow.load() if isinstance(shadow, PinnedCopy) else shadow
+            found.append(_changes_since(old, self.weights, self._ranked))
             if isinstance(shadow, PinnedCopy):
-                shadow.keep(old)
-        return found
+                shadow.store(old)
+        return ModelScan(self.weights.table, found)
 
     def close(self) -> None:
         self._shadows = []
@@ -137,11 +142,12 @@ class _Journal:
     """A batch as of the last scan: ``flips`` are its differences from now, or ``shadow`` is a copy of all of it."""
 
     batch: Batch
+    owner: Optimizer | None
     kernels: Kernels[Any]
     expected: npt.NDArray[np.uint64]
     """Digests as of the last scan, without the gains that are still owed."""
     ledger: Ledger
-    owed: list[Gains] = field(default_factory=list)
+    owed: list[Sums] = field(default_factory=list)
     before: Copied | None = None
     """During a step: the bits before it."""
     flips: Any = None
@@ -185,22 +191,22 @@ class _Journal:
             self.add_gains(self.owed.pop(0))
         return delivered
 
-    def add_gains(self, *gains: Gains) -> None:
+    def add_gains(self, *gains: Sums) -> None:
         for one in gains:
-            self.expected = self.expected + one.arrays()[0].view(np.uint64)
+            self.expected = self.expected + one()
 
-    def wrong(self, live: Gains) -> dict[int, int]:
+    def wrong(self, live: Sums) -> dict[int, int]:
         """The ``live`` digests that differ from those of the last scan plus the changes since."""
         self.add_gains(*self.owed)
         self.owed.clear()
-        digests = live.arrays()[0].view(np.uint64)
+        digests = live()
         differ = np.flatnonzero(digests != self.expected)
         self.expected = digests
         return {int(i): int(digests[i]) for i in differ}
 
 
 class Transient:
-    """`transient`: keeps only a journal. Tensors changed past the optimizer are found by digest, and sent whole."""
+    """`transient`: keeps only a journal. Tensors edited outside the optimizer are found by digest, and sent whole."""
 
     def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, ranked: bool):
         self.weights = live
@@ -211,17 +217,17 @@ class Transient:
         self._scans = 0
         owners = _owners(live, optimizers)
         kept: list[Slot] = []
-        self._journals: dict[Optimizer | None, list[_Journal]] = {None: []}
         by_owner: dict[Optimizer | None, list[Slot]] = {}
         for name, slot in live.slots.items():
             if name not in live.made and isinstance(slot.source, torch.nn.Parameter):
                 by_owner.setdefault(owners.get(id(slot.source)), []).append(slot)
             else:
                 kept.append(slot)
-        for owner, slots in by_owner.items():
-            self._journals[owner] = [self._journal(batch) for batch in batches_of(slots)]
+        self._journals = [
+            self._journal(batch, owner) for owner, slots in by_owner.items() for batch in batches_of(slots)
+        ]
         # Buffers, and what is computed from parameters: small, and nothing signals when they change.
-        self._kept = [(batch, live.kernels(batch.device).take(batch)) for batch in batches_of(kept)] if kept else []
+        self._kept = [live.kernels(batch.device).take(batch) for batch in batches_of(kept)]
         self._suspicious = False
         self._hooks = [
             hook
@@ -229,11 +235,11 @@ class Transient:
             for hook in (one.register_step_pre_hook(self._before), one.register_step_post_hook(self._after))
         ]
 
-    def _journal(self, batch: Batch) -> _Journal:
+    def _journal(self, batch: Batch, owner: Optimizer | None) -> _Journal:
         kernels = self.weights.kernels(batch.device)
-        digests = _on_host(kernels.digests(batch))
+        digests = kernels.digests(batch).cpu().numpy().view(np.uint64)
         kernels.rest(batch)
-        journal = _Journal(batch, kernels, digests, Ledger(digests))
+        journal = _Journal(batch, owner, kernels, digests, Ledger(digests))
         journal.marks = journal.marks_now()
         return journal
 
@@ -244,24 +250,24 @@ class Transient:
     def _before(self, optimizer: Optimizer, *_: object) -> None:
         self._stepping = threading.get_ident()
         self._suspect_edits()
-        for journal in self._journals.get(optimizer, ()):
+        for journal in self._owned(optimizer):
             journal.open()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, *_: object) -> None:
         self._stepping = None
-        for journal in self._journals.get(optimizer, ()):
+        for journal in self._owned(optimizer):
             journal.note()
             journal.marks = journal.marks_now()  # not those of other optimizers: this step should not have touched them
 
+    def _owned(self, optimizer: Optimizer) -> list[_Journal]:
+        return [journal for journal in self._journals if journal.owner is optimizer]
+
     def _suspect_edits(self) -> None:
-        if any(journal.marks_now() != journal.marks for journal in self._all()):
+        if any(journal.marks_now() != journal.marks for journal in self._journals):
             self.weights.relocate()
             self._suspicious = True
-
-    def _all(self) -> Iterator[_Journal]:
-        return (journal for journals in self._journals.values() for journal in journals)
 
     # -- scan --------------------------------------------------------------------------------------------------------
 
@@ -275,29 +281,23 @@ class Transient:
         self._suspicious = self._suspicious or any(isinstance(source, torch.nn.Parameter) for source in moved)
         self._suspect_edits()
         due = self._suspicious or (self._check_every > 0 and self._scans % self._check_every == 0)
-        # A device ranks by its current bits: after an unnoticed edit no follower could decode those ranks.
-        found = ModelScan(self.weights.table)
-        for journal in self._all():
+        found = []
+        for journal in self._journals:
+            # A device ranks by its current bits: after an unnoticed edit, no follower could decode those ranks.
             checked = due or journal.batch.device.type != "cpu"
-            live = Transit([journal.kernels.digests(journal.batch)]) if checked else None
+            live = sums_in_transit(journal.kernels.digests(journal.batch)) if checked else None
             delivered = journal.deliver(self._ranked)
             replaced = self._replaced(journal, live) if live else {}
             journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
-            if replaced and delivered is None:
-                delivered = _Nothing(journal.batch, journal.ledger)
-            if delivered is not None:
-                found.found.append((delivered, replaced))
+            found.append(delivered.changes(replaced) if delivered else _replacements(journal, replaced))
         self.weights.remake()
-        for batch, shadow in self._kept:
-            kernels = self.weights.kernels(batch.device)
-            found.found.append((kernels.deliver(batch, kernels.differ(batch, shadow), self._ranked, shadow), {}))
-            kernels.rest(batch)
+        found += [_changes_since(shadow, self.weights, self._ranked) for shadow in self._kept]
         self._suspicious = False
-        return found
+        return ModelScan(self.weights.table, found)
 
-    def _replaced(self, journal: _Journal, live: Gains) -> dict[int, tuple[Bits, int]]:
-        """The tensors that were changed past the optimizer, whole."""
+    def _replaced(self, journal: _Journal, live: Sums) -> dict[int, tuple[Bits, int]]:
+        """The tensors that were changed by other means than the optimizer, whole."""
         wrong = journal.wrong(live)
         if not wrong:
             return {}
@@ -308,29 +308,15 @@ class Transient:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._journals = {}
+        self._journals = []
         self._kept = []
 
 
-@dataclass
-class _Nothing:
-    """A batch that no step changed: only whole tensors are delivered."""
-
-    batch: Batch
-    ledger: Ledger
-
-    @property
-    def gains(self) -> Gains:
-        return Here(np.zeros(len(self.batch.sizes), np.uint64))
-
-    def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
-        for i, (bits, digest) in replaced.items():
-            self.ledger.digests[i] = digest
-            yield replacement(self.batch.specs[i], bits, digest)
-
-
-def _on_host(digests: torch.Tensor) -> npt.NDArray[np.uint64]:
-    return digests.cpu().numpy().view(np.uint64)
+def _replacements(journal: _Journal, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
+    """The changes of a batch that no step changed."""
+    for i, (bits, digest) in replaced.items():
+        journal.ledger.digests[i] = digest
+        yield replacement(journal.batch.specs[i], bits, digest)
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -338,7 +324,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optimizer]:
-    """The optimizer that changes a parameter, by the parameter's identity."""
+    """The optimizer of each parameter, by the parameter's `id`."""
     owners = {
         id(parameter): optimizer
         for optimizer in optimizers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -19,14 +18,12 @@ from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import WireDtype, check_wire_dtype
 from weightcast.format.spec import TensorSpec, TensorTable
-from weightcast.format.tensors import Bits
+from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import ONE, Workers
-from weightcast.torch.batch import Batch, Kernels, Slot, batches_of
+from weightcast.torch.batch import Batch, Kernels, Slot, batches_of, unsigned
 from weightcast.torch.coordinates import DTYPES, Made, coordinates_of
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
-
-_NARROW = ("BF16", "F16")
 
 
 class LiveModel:
@@ -46,14 +43,17 @@ class LiveModel:
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._workers = workers
         wire = wire_name(dtype)
-        self.slots: dict[str, Slot] = {}
+
+        def slot(name: str, shape: tuple[int, ...], source: torch.Tensor, offset: int) -> Slot:
+            own = DTYPES[source.dtype]
+            wanted = table[name].dtype if table is not None and name in table else wire or own
+            narrow = own == "F32" and wanted in NARROW
+            return Slot(TensorSpec(name, wanted if narrow else own, shape), source, offset, narrow)
+
         self.made: dict[str, Made] = {made.name: made for made in self.layout.made}
-        for piece in self.layout.pieces:
-            self._add(piece.name, piece.shape, piece.source, piece.offset, wire, table)
-        for made in self.layout.made:
-            self._add(made.name, made.shape, made.tensor(), 0, wire, table)
-        specs = [slot.spec for slot in self.slots.values()]
-        self.table = TensorTable.of(specs, self.layout.aliases)
+        self.slots = {one.name: slot(one.name, one.shape, one.source, one.offset) for one in self.layout.pieces}
+        self.slots |= {one.name: slot(one.name, one.shape, one.tensor(), 0) for one in self.layout.made}
+        self.table = TensorTable.of([slot.spec for slot in self.slots.values()], self.layout.aliases)
         tensors = _tensors(self.layout.model)
         self._known = set(tensors)
         self._names: dict[int, list[str]] = {}
@@ -63,26 +63,12 @@ class LiveModel:
         self._kinds = {name: _kind(slot.source) for name, slot in self.slots.items()}
         self._census = _Census.of(self.layout.model)
 
-    def _add(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        source: torch.Tensor,
-        offset: int,
-        wire: str | None,
-        table: TensorTable | None,
-    ) -> None:
-        own = DTYPES[source.dtype]
-        wanted = table[name].dtype if table is not None and name in table else wire or own
-        narrow = own == "F32" and wanted in _NARROW
-        self.slots[name] = Slot(TensorSpec(name, wanted if narrow else own, tuple(shape)), source, offset, narrow)
-
     @property
     def model(self) -> torch.nn.Module:
         return self.layout.model
 
     def relocate(self) -> list[str]:
-        """Find tensors of the model that were replaced, and follow the new ones; returns their names.
+        """Find tensors of the model that were replaced, and watch the new ones; returns their names.
 
         `UsageError` if a new one has another dtype, size or device: its memory would be misread.
         """
@@ -120,20 +106,20 @@ class LiveModel:
         return self._kernels[device]
 
     def read(self, name: str) -> Bits:
-        """A tensor's wire bits: the model's own memory where it is on the host and nothing is rounded."""
+        """A tensor's wire bits: the model's own memory if it is on the host and nothing is rounded."""
         slot = self.slots[name]
         if name in self.made:
             slot.source = self.made[name].tensor()
         if not slot.narrow:
-            return unsigned(slot.words())
-        return unsigned(self.kernels(slot.source.device).take(Batch([slot])).words()[0])
+            return unsigned(slot.words().cpu())
+        return unsigned(self.kernels(slot.source.device).take(Batch([slot])).words()[0].cpu())
 
     def save_beside(self, folder: Path) -> None:
-        """Write the files that loading needs beside the weights: a transformers model's configuration."""
+        """Write the files that loaders need beside the weights: a transformers model's configuration."""
         for name in ("config", "generation_config"):
-            written = getattr(getattr(self.model, name, None), "save_pretrained", None)
-            if written is not None:
-                written(folder)
+            save = getattr(getattr(self.model, name, None), "save_pretrained", None)
+            if save is not None:
+                save(folder)
 
     def digests(self) -> list[int]:
         """The digests of all tensors, computed in place."""
@@ -158,7 +144,7 @@ class TorchTarget(LiveModel):
     def __init__(self, model: torch.nn.Module, workers: Workers = ONE):
         super().__init__(model, workers=workers)
         for name in self.made:
-            hint = "Follow into a mirror folder, and load that."
+            hint = "Follow the channel into a mirror folder, and load that."
             raise UsageError("the tensor is not part of the model's memory", tensor=name, hint=hint)
 
     @torch.no_grad()
@@ -181,23 +167,24 @@ def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @dataclass
 class _Census:
-    """The tensors of a model, their kinds and addresses. Without names, which take twice as long."""
+    """The tensors of a model, their kinds and addresses; without names, which would take twice as long."""
 
     tensors: list[torch.Tensor]
     kinds: list[tuple[object, ...]]
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> _Census:
-        tensors = [one for module in model.modules() for one in _own(module) if one is not None]
+        tensors = [
+            tensor
+            for module in model.modules()
+            for own in (module._parameters, module._buffers)
+            for tensor in own.values()
+            if tensor is not None
+        ]
         return cls(tensors, [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for t in tensors])
 
     def same(self, other: _Census) -> bool:
         return self.kinds == other.kinds and all(map(operator.is_, self.tensors, other.tensors))
-
-
-def _own(module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
-    yield from module._parameters.values()
-    yield from module._buffers.values()
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device, bool]:
@@ -205,16 +192,8 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device, 
 
 
 def _gone(name: str) -> UsageError:
-    hint = (
-        "Close the publisher before moving, converting or replacing the model's tensors, and open a new one after it."
-    )
-    return UsageError("the tensor is no longer the one that is watched", tensor=name, hint=hint)
-
-
-def unsigned(words: torch.Tensor) -> Bits:
-    """Words as unsigned integers, on the host."""
-    bits: Bits = words.cpu().numpy()
-    return bits.view(f"<u{bits.itemsize}")
+    hint = "Close the publisher before you move, convert or replace the model's tensors, and open a new one afterwards."
+    return UsageError("the watched tensor was moved, converted or replaced", tensor=name, hint=hint)
 
 
 def _words(bits: Bits) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What tracing a program on meta tensors needs: stand-ins, the identity of a storage, the tensors among arguments."""
+"""Tracing a program on meta tensors: stand-ins, the identity of a storage, the tensors among arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def stand_in(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Identifies the tensor's storage until it is freed: then another may get the same key."""
+    """Identifies the tensor's storage until that is freed; then another storage may get the same key."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from typing import Literal, cast
 
 from weightcast.errors import UsageError
-from weightcast.format.codec.banded import BANDED
+from weightcast.format.codec import blocks, plain
 from weightcast.format.codec.coded import Codec, Coded
-from weightcast.format.codec.gap import GAP
-from weightcast.format.codec.plain import PLAIN
 
 CodecName = Literal["plain", "gap", "banded"]
 
-CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (PLAIN, GAP, BANDED)}
+CODECS: Mapping[str, Codec] = {
+    "plain": Codec("plain", plain.encode, plain.decode),
+    "gap": Codec("gap", blocks.encode_gap, blocks.decode),
+    "banded": Codec("banded", blocks.encode_banded, blocks.decode),
+}
 
 
 def check_codec(name: str) -> CodecName:

@@ -1,4 +1,4 @@
-"""Tensor ↔ blocks of at most 2**18 elements, for `gap` and `banded` alike (SPEC 6): one reader serves both."""
+"""`gap` and `banded`: a tensor as blocks of at most 2**18 elements (SPEC 6). One reader serves both."""
 
 from __future__ import annotations
 
@@ -9,39 +9,65 @@ import numpy.typing as npt
 
 from weightcast.errors import FormatError, UsageError
 from weightcast.format.codec.coded import Coded
-from weightcast.format.codec.ranks import BLOCKS_PER_TASK, SPAN, Ranks, keys_of, traits
+from weightcast.format.codec.ranks import BLOCKS_PER_TASK, SPAN, Ranks, keys_of, one_band, rank, traits
 from weightcast.format.kernels import cpu, reader, writer
 from weightcast.format.kernels.bands import BLOCK, Traits
 from weightcast.format.kernels.bitio import SLACK
 from weightcast.format.patch import TensorPatch
+from weightcast.format.table import Row
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
 Bytes = npt.NDArray[np.uint8]
 
 RAW = 0
-"""First byte of a block that holds its elements' new bits as they are; else the number of bands."""
+"""The first byte of a block that holds its elements' new bits as they are; in other blocks, the number of bands."""
 
-# Read only; not marked so, for which numba would compile everything a second time.
+# Never written, but not marked read-only: numba would compile everything a second time for that.
 _ONE_BAND = np.zeros(BLOCKS_PER_TASK * BLOCK, np.uint8)
 
 _PROBLEMS = {
     reader.ENDED: "a block ends before its codes do",
     reader.BANDS: "a block has impossible bands",
     reader.PARAMETER: "a block has an impossible Rice parameter",
-    reader.RANK: "a block's gaps lead past its elements",
+    reader.RANK: "a block's gaps run past its last element",
     reader.DISTANCE: "a block has an impossible distance",
     reader.TRAILING: "a block is longer than its codes",
-    reader.EMPTY: "a block is there but changes nothing",
+    reader.EMPTY: "a block changes nothing",
 }
 
 
-def encode(patch: TensorPatch, old: Bits | None, found: Ranks, workers: Workers) -> Coded:
-    """Code ``patch`` in the bands that were ``found`` in its blocks; ``old`` is for raw blocks, if it is at hand."""
-    spec = patch.spec
+def encode_gap(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Coded:
+    """One band per block, so the reader needs old bits only where something changed."""
+    return _encode(patch, None if isinstance(old, Ranks) else old, one_band(patch.spec, patch.indices), workers)
+
+
+def encode_banded(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Coded:
+    """Elements in bands of their old exponent, changes as ranks within a band.
+
+    Small weights change far more often than large ones, since the bf16 step shrinks with the weight and Adam's does
+    not. The reader holds the old weights, so every element's exponent costs nothing.
+    """
+    if isinstance(old, Ranks):
+        return _encode(patch, None, old, workers)
+    if old is None:
+        hint = "Pass `old`, or use `gap`."
+        raise UsageError("`banded` needs the whole old tensor", tensor=patch.spec.name, hint=hint)
+    found = rank(patch.spec, patch.indices, _old_bits(patch), patch.new, old, workers)
+    return _encode(patch, old, found, workers)
+
+
+def _old_bits(patch: TensorPatch) -> Bits:
     if patch.old is None:
-        raise UsageError("only `plain` can carry a patch whose old bits are not known", tensor=spec.name)
-    was, now, dtype = patch.old, patch.new, traits(spec.kind)
+        hint = "Use `plain`."
+        raise UsageError("`gap` and `banded` need the old bits of every change", tensor=patch.spec.name, hint=hint)
+    return patch.old
+
+
+def _encode(patch: TensorPatch, old: Bits | None, found: Ranks, workers: Workers) -> Coded:
+    """Code ``patch`` in the bands that were ``found`` in its blocks; ``old``, if known, is for raw blocks."""
+    spec = patch.spec
+    was, now, dtype = _old_bits(patch), patch.new, traits(spec.kind)
 
     def task(first: int) -> tuple[list[tuple[int, int]], Bytes]:
         size = min(SPAN, spec.elements - first)
@@ -49,8 +75,8 @@ def encode(patch: TensorPatch, old: Bits | None, found: Ranks, workers: Workers)
         if low == high:
             return [], np.empty(0, np.uint8)
         before, after = was[low:high].astype(np.uint64), now[low:high].astype(np.uint64)
-        # Gaps sum up to no more than the elements: under 4 bits per element. A change takes at most 88 bits for its
-        # distance and 4 for its direction and its place in the far set.
+        # The gaps add up to at most the number of elements: under 4 bits per element. A change takes at most 88 bits
+        # for its distance, and 4 for its direction and its place in the far set.
         out = np.empty(size // 2 + 12 * (high - low) + 4096, np.uint8)
         blocks = slice(first // BLOCK, -(-(first + size) // BLOCK))
         lengths = np.empty(blocks.stop - blocks.start, np.int64)
@@ -68,7 +94,7 @@ def encode(patch: TensorPatch, old: Bits | None, found: Ranks, workers: Workers)
     done = workers.map(task, range(0, spec.elements, SPAN)) if patch.changed else []
     sizes = tuple(size for task_sizes, _ in done for size in task_sizes)
     stream = np.concatenate([coded for _, coded in done]) if done else np.empty(0, np.uint8)
-    return Coded(spec, patch.changed, patch.digest, {"blocks": stream}, sizes)
+    return Coded(Row(spec, patch.changed, patch.digest, sizes), {"blocks": stream})
 
 
 def _put_raw(patch: TensorPatch, old: Bits | None, first: int, coded: Bytes, lengths: npt.NDArray[np.int64]) -> Bytes:
@@ -91,7 +117,7 @@ def _put_raw(patch: TensorPatch, old: Bits | None, first: int, coded: Bytes, len
 
 @dataclass(frozen=True)
 class _Run:
-    """Consecutive blocks to decode in one go, or a single raw one: ordinals ``first..last``, bytes from ``begin``."""
+    """Consecutive blocks to decode together, or one raw block: ordinals ``first..last``, bytes from ``begin``."""
 
     first: int
     last: int
@@ -103,7 +129,7 @@ class _Run:
 def _runs(coded: Coded, stream: Bytes) -> list[_Run]:
     runs: list[_Run] = []
     begin = 0
-    for ordinal, length in coded.blocks:
+    for ordinal, length in coded.row.blocks:
         raw = stream[begin] == RAW
         run = runs[-1] if runs else None
         if run and not raw and not run.raw and ordinal - run.first < BLOCKS_PER_TASK:
@@ -116,11 +142,12 @@ def _runs(coded: Coded, stream: Bytes) -> list[_Run]:
 
 
 def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
-    """Read the blocks against the ``old`` tensor; one-band blocks touch it only where it changed."""
-    spec, dtype = coded.spec, traits(coded.spec.kind)
+    """Read the blocks against the ``old`` tensor; blocks of one band read it only where it changed."""
+    spec, dtype = coded.row.spec, traits(coded.row.spec.kind)
     if old is None or old.size != spec.elements:
-        raise UsageError("these codecs are read against the old tensor", tensor=spec.name)
-    stream = coded.streams["blocks"].view(np.uint8)
+        hint = "Pass the weights that the patch was made from as `old`."
+        raise UsageError("`gap` and `banded` cannot be decoded without the old tensor", tensor=spec.name, hint=hint)
+    stream = coded.streams["blocks"]
 
     def task(run: _Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         first = run.first * BLOCK
@@ -131,7 +158,7 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
     empty = np.empty(0, np.int64), np.empty(0, old.dtype), np.empty(0, old.dtype)
     done = workers.map(task, _runs(coded, stream)) or [empty]
     indices, was, now = (np.concatenate([piece[i] for piece in done]) for i in range(3))
-    return TensorPatch(spec, indices, now, was, coded.digest)
+    return TensorPatch(spec, indices, now, was, coded.row.digest)
 
 
 def _read_coded(
@@ -157,7 +184,7 @@ def _read_coded(
 
 def _read_raw(data: Bytes, old: Bits, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if data.size != 1 + old.nbytes:
-        raise FormatError("a raw block has another size than its elements")
+        raise FormatError(f"a raw block has {data.size - 1} bytes, its elements have {old.nbytes}")
     new = data[1:].copy().view(old.dtype)
     indices, was, now = np.empty(old.size, np.int64), np.empty_like(old), np.empty_like(old)
     n = cpu.changes(old, new, first, indices, was, now)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from weightcast.errors import FormatError, UsageError
-from weightcast.format.codec.coded import Codec, Coded
+from weightcast.format.codec.coded import Coded
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import TensorPatch
+from weightcast.format.table import Row
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
 
 def encode(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Coded:
-    """Indices and values; the whole tensor where that is smaller and can be had."""
+    """Indices and values; the whole tensor if that is smaller and known."""
     spec = patch.spec
     index = np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
     streams: dict[str, np.ndarray] = {"indices": patch.indices.astype(index), "values": patch.new}
@@ -25,13 +26,12 @@ def encode(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Co
             whole = old.copy()
             patch.scatter(whole)
             streams = {"values": whole}
-    return Coded(spec, patch.changed, patch.digest, streams)
+    return Coded(Row(spec, patch.changed, patch.digest), streams)
 
 
 def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
-    """Check the places and take the values as they are."""
-    spec = coded.spec
-    values = coded.streams["values"]
+    """Check the indices and take the values as they are."""
+    spec, values = coded.row.spec, coded.streams["values"]
     if "indices" in coded.streams:
         indices = coded.streams["indices"].astype(np.int64)
         if indices.size and (indices[0] < 0 or indices[-1] >= spec.elements or (indices[1:] <= indices[:-1]).any()):
@@ -41,17 +41,14 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
             was = np.empty(indices.size, old.dtype)
             cpu.gather(old, indices, 0, was)
             if (was == values).any():
-                raise FormatError("an element is listed that does not change", tensor=spec.name)
+                raise FormatError("the patch lists an element that it does not change", tensor=spec.name)
     elif old is None:
-        if coded.changed != spec.elements:
-            hint = "Pass the weights it was made from as `old`."
-            raise UsageError("only the old weights tell what changed here", tensor=spec.name, hint=hint)
+        if coded.row.changed != spec.elements:
+            hint = "Pass the weights that the patch was made from as `old`."
+            raise UsageError("this tensor cannot be decoded without the old weights", tensor=spec.name, hint=hint)
         indices, was = np.arange(spec.elements, dtype=np.int64), None
     else:
         indices, was, now = np.empty(spec.elements, np.int64), np.empty_like(old), np.empty_like(old)
         n = cpu.changes(old, values, 0, indices, was, now)
         indices, was, values = indices[:n].copy(), was[:n].copy(), now[:n].copy()
-    return TensorPatch(spec, indices, values, was, coded.digest)
-
-
-PLAIN = Codec("plain", encode=encode, decode=decode)
+    return TensorPatch(spec, indices, values, was, coded.row.digest)

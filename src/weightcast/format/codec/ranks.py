@@ -1,8 +1,7 @@
-"""What coding wants to know of a whole old tensor: the bands of each block, and each change's rank in its band."""
+"""What encoding needs of the whole old tensor: the bands of each block, and each change's rank in its band."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,15 +18,12 @@ from weightcast.format.workers import Workers
 BLOCKS_PER_TASK = 4
 SPAN = BLOCKS_PER_TASK * BLOCK
 
-OldSpan = Callable[[int, int], Bits]
-"""A tensor's old bits: so many elements from a flat index on."""
-
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Per change its rank within its band; per block how many bands there are, their highest keys and their sizes.
+    """For each change its rank within its band; for each block the number of bands, their highest keys and sizes.
 
-    A band without changes has no size. With this, what changed can be coded after the old tensor is gone.
+    The size of a band without changes is not used. With the ranks, changes can be coded after the old tensor is gone.
     """
 
     ranks: npt.NDArray[np.int32]
@@ -37,7 +33,7 @@ class Ranks:
 
 
 def traits(dtype: Dtype) -> Traits:
-    """A dtype as kernels know it."""
+    """What the kernels need of a dtype."""
     if dtype.mantissa is None:
         return Traits(dtype.width, np.uint64(0), np.uint64(0), 0, False)
     magnitude = np.uint64((1 << (dtype.width - 1)) - 1)
@@ -53,15 +49,13 @@ def keys_of(old: Bits, dtype: Traits) -> npt.NDArray[np.uint8]:
 
 @cache
 def band_cost() -> npt.NDArray[np.int64]:
-    """n · log2(n) in `COST_SCALE`; sums of a sample's estimates go up to twice a block."""
+    """n · log2(n) in `COST_SCALE`. Estimates from a sample can add up to twice a block."""
     n = np.arange(1, 2 * BLOCK + 64, dtype=np.float64)
     return np.concatenate([[0], np.rint(n * np.log2(n) * COST_SCALE)]).astype(np.int64)
 
 
-def rank(
-    spec: TensorSpec, indices: npt.NDArray[np.int64], was: Bits, now: Bits, old: OldSpan, workers: Workers
-) -> Ranks:
-    """Rank changes at sorted flat ``indices`` of a tensor whose ``old`` bits are at hand."""
+def rank(spec: TensorSpec, indices: npt.NDArray[np.int64], was: Bits, now: Bits, old: Bits, workers: Workers) -> Ranks:
+    """Rank changes at sorted flat ``indices`` of a tensor whose bits before them were ``old``."""
     dtype, cost = traits(spec.kind), band_cost()
     found = _room(spec, indices.size)
 
@@ -73,7 +67,7 @@ def rank(
         blocks = slice(first // BLOCK, -(-(first + size) // BLOCK))
         before, after = was[low:high].astype(np.uint64), now[low:high].astype(np.uint64)
         ranks.rank_span(
-            keys_of(old(first, size), dtype), indices[low:high], before, after, first, dtype, cost,
+            keys_of(old[first : first + size], dtype), indices[low:high], before, after, first, dtype, cost,
             found.ranks[low:high], found.bands[blocks], found.uppers[blocks], found.sizes[blocks],
         )  # fmt: skip
 
@@ -82,7 +76,7 @@ def rank(
 
 
 def one_band(spec: TensorSpec, indices: npt.NDArray[np.int64]) -> Ranks:
-    """The whole block as one band: a change's rank is its place, and the old tensor is not asked."""
+    """Each block as one band: a change's rank is its place, and the old tensor is not needed."""
     found = _room(spec, 0)
     found.bands[:] = 1
     found.uppers[:, 0] = 255

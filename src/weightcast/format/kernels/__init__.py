@@ -1,1 +1,1 @@
-"""Loops over bits, compiled. Nothing here checks its input: callers do."""
+"""Compiled loops over bits. Nothing here checks its input: callers do."""

@@ -1,10 +1,10 @@
-"""Keys, bands and steps: what writer and reader of a block see in its old bits (SPEC 6.1, 6.5, 6.6).
+"""Keys, bands and steps: what writer and reader of a block derive from its old bits (SPEC 6.1, 6.5, 6.6).
 
 A block is up to `BLOCK` consecutive elements of one tensor. Its elements are split into bands by their key (the old
 exponent); within a band the changed places are coded as Rice gaps *in ranks among the band's members*. All loops run
 over words of 64 elements: a vector compare gives a band's members as a mask, a popcount gives their number.
 
-Elements arrive here widened to 64 bits, so that one compilation serves all dtypes.
+Elements are widened to 64 bits before, so that one compilation serves all dtypes.
 """
 
 from typing import NamedTuple
@@ -23,21 +23,21 @@ RANK_BITS = 19
 MAX_GAP_RICE = 18
 
 NOTHING = 31
-"""In the place of a Rice parameter: this set is empty."""
+"""In place of a Rice parameter: this set is empty."""
 
 REACH_BITS = 9
 
 COST_SCALE = 1 << 16
-"""Costs in bits are integers of this fraction."""
+"""Costs are integers, in this fraction of a bit."""
 
 BAND_COST = 22 * COST_SCALE
-"""Bits that one more band costs in header and closing gaps: two neighbours merge where apart they save less."""
+"""What one more band costs in header and closing gaps: two neighbours are merged if keeping them apart saves less."""
 
 _U0, _U1 = np.uint64(0), np.uint64(1)
 
 
 class Traits(NamedTuple):
-    """What kernels know of a dtype: ``magnitude``, ``shift`` and ``bias`` make the band key of its bits (SPEC 6.1)."""
+    """What kernels know about a dtype. ``magnitude``, ``shift`` and ``bias`` make the band key of bits (SPEC 6.1)."""
 
     width: int
     magnitude: np.uint64
@@ -55,7 +55,7 @@ def key_of(bits, magnitude, shift, bias):
 
 @kernel
 def ordered(bits, width, signed_magnitude):
-    """Bits as an integer in the order of the numbers they stand for; its own inverse is `unordered`."""
+    """Bits as an integer in the order of the numbers they represent; `unordered` is the inverse."""
     top = _U1 << np.uint64(width - 1)
     if signed_magnitude:
         return (~bits & (top | (top - _U1))) if bits & top else bits | top
@@ -72,7 +72,7 @@ def unordered(order, width, signed_magnitude):
 
 @kernel
 def rice_of(reach, sloped, key):
-    """Rice parameter of a distance: a step of one size spans twice the ULPs one exponent further down."""
+    """Rice parameter of a distance: a step of the same size spans twice as many ULPs one exponent lower."""
     return min(max(reach - key, 0), MAX_RICE) if sloped else min(reach, MAX_RICE)
 
 
@@ -89,7 +89,7 @@ def step_of(old, new, dtype):
 
 @kernel
 def _bits_of_band(cost, members, changed, far):
-    """About what it takes to say which of the members changed and which of those by more than a step."""
+    """About the bits needed to say which members changed, and which of those by more than a step."""
     return cost[members] - cost[members - changed] - cost[far] - cost[changed - far]
 
 
@@ -97,8 +97,8 @@ def _bits_of_band(cost, members, changed, far):
 def choose_bands(members, changed, far, cost, uppers):
     """Split the keys into bands of about one rate of change; fills ``uppers``, returns how many.
 
-    The arrays count by key, and are used up. ``cost[n]`` is n · log2(n) as an integer: sums of integers come out the
-    same on every device, whatever the order.
+    The arrays count by key, and are overwritten. ``cost[n]`` is n · log2(n) as an integer: sums of integers are the
+    same on every device, in any order.
     """
     bands = 0
     for key in range(256):
@@ -130,14 +130,14 @@ def choose_bands(members, changed, far, cost, uppers):
 
 @kernel
 def _merge_loss(cost, members, changed, far, bits, b):
-    """Bits lost if band ``b`` and the next were one."""
+    """Bits lost if band ``b`` and the next one are merged."""
     together = members[b] + members[b + 1], changed[b] + changed[b + 1], far[b] + far[b + 1]
     return _bits_of_band(cost, together[0], together[1], together[2]) - bits[b] - bits[b + 1]
 
 
 @kernel
 def members_of(keys, word, low, high):
-    """Mask of the band's members among the 64 elements of ``word``, of which the last may be shorter."""
+    """Mask of the band's members among the 64 elements of ``word``; the last word may have fewer."""
     mask = range_mask(keys, word * LANES, np.uint8(low), np.uint8(high - low))
     rest = keys.size - word * LANES
     return mask & ((_U1 << np.uint64(rest)) - _U1) if rest < LANES else mask

@@ -1,7 +1,7 @@
 """Bits in a byte buffer, least significant first, and Rice codes made of them (SPEC 6.2, 6.3).
 
 Positions are counted in bits. Readers and writers touch up to `SLACK` bytes past the position they are given; callers
-own that much room, and compare the position with the end themselves. A stream being written is the pair (at, held).
+provide that much room, and compare the position with the end themselves. The state of a written stream is (at, held).
 """
 
 import numpy as np
@@ -10,10 +10,10 @@ from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.lanes import load_word, store_word, trailing_zeros
 
 SLACK = 32
-"""Bytes a buffer needs after its last bit."""
+"""Bytes that a buffer needs after its last bit."""
 
 UNARY_LIMIT = 24
-"""A quotient of this many ones is an escape: the value follows as it is."""
+"""A quotient of this many ones is an escape: the plain value follows."""
 
 MAX_RICE = 58
 """Largest Rice parameter: every quotient below the escape still fits 64 bits."""
@@ -37,7 +37,7 @@ def put(data, at, held, value, count):
     filled = at & 31
     held |= np.uint64(value) << np.uint64(filled)
     store_word(data, at >> 5 << 2, held)
-    return at + count, held >> np.uint64((filled + count) & 32)  # no branch: when a word fills up is not foreseeable
+    return at + count, held >> np.uint64((filled + count) & 32)  # no branch: it would be mispredicted
 
 
 @kernel

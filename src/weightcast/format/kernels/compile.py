@@ -1,7 +1,7 @@
-"""Numba compilation: cached on disk where a folder can be written, and never silent.
+"""Numba compilation: cached on disk if a folder is writable, and never silent.
 
-Compiling all kernels takes some ten seconds, once per machine. `warm_up` does it at a moment of the caller's choosing;
-a kernel that has to be compiled in the middle of other work says so first, as a `CompileWarning`.
+Compiling all kernels takes about ten seconds, once per machine. `warm_up` does it when the caller chooses. A kernel
+that is compiled in the middle of other work announces it with a `CompileWarning`.
 """
 
 import hashlib
@@ -16,23 +16,23 @@ from numba.core import event
 
 
 class CompileWarning(RuntimeWarning):
-    """A kernel is being compiled inside a call that did not expect it: call `weightcast.warm_up()` first."""
+    """A kernel is being compiled inside another call: call `weightcast.warm_up()` first to avoid it."""
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _kernels: set[Any] = set()
 _announced = False
 
-# Numba's cache looks only at a function's own file; kernels call kernels of other files.
+# Numba's cache checks only a function's own file, but kernels call kernels of other files.
 _SOURCES = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:12]
 
 
 def kernel(function: _F) -> _F:
-    """Compile ``function`` at first use, without the interpreter lock, cached on disk if that is possible."""
+    """Compile ``function`` at first use, without the interpreter lock; cached on disk if possible."""
     function.__qualname__ += f"_{_SOURCES}"
     try:
         compiled = njit(function, nogil=True, cache=True, error_model="numpy")
-    except RuntimeError:  # no folder for the cache can be written
+    except RuntimeError:  # no folder is writable for the cache
         compiled = njit(function, nogil=True, error_model="numpy")
     _kernels.add(compiled)
     return compiled  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ event.register("numba:compile", _Announce())
 
 @contextmanager
 def expecting_compilation() -> Iterator[None]:
-    """Kernels compiled in here were asked for and are not announced."""
+    """Do not announce kernels that are compiled in here: the caller asked for it."""
     global _announced
     before, _announced = _announced, True
     try:

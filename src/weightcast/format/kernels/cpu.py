@@ -1,4 +1,4 @@
-"""Compare, scatter, digest and round on the CPU. One thread each; callers split the work and the lock is released."""
+"""Compare, scatter, digest and round on the CPU. Each call uses one thread, without the interpreter lock."""
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def scatter(bits, indices, values):
 
 @kernel
 def mix64(x):
-    """A bijection of 64-bit words in which every input bit moves every output bit (SPEC 4.1)."""
+    """A bijection of 64-bit words in which every input bit affects every output bit (SPEC 4.1)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -66,7 +66,7 @@ def mix(index, bits):
 
 @kernel
 def digest_runs(bits, starts):
-    """Digest of equally long runs of elements, the k-th beginning at flat index ``starts[k]``."""
+    """Digest of equally long runs of elements; run k starts at flat index ``starts[k]``."""
     total = np.uint64(0)
     length = bits.size // starts.size
     for k in range(starts.size):
@@ -104,7 +104,7 @@ def narrow(values, mantissa, exponent_bits, out):
         exponent = (magnitude >> 23) - rebias
         shift = drop
         if rebias:
-            if exponent <= 0:  # subnormal in the narrow format: the hidden one becomes visible, further to the right
+            if exponent <= 0:  # subnormal in the narrow format: the hidden one becomes explicit, further to the right
                 shift = min(drop + 1 - exponent, 40)
                 magnitude = (magnitude & 0x7FFFFF) | (0x800000 if magnitude >> 23 else 0)
             elif magnitude < 0x7F800000:

@@ -1,54 +1,53 @@
-"""The few machine instructions the kernels need and Python has no word for.
+"""The few machine instructions that the kernels need and Python cannot express.
 
-Each is written as portable LLVM vector code, so every CPU gets its own best instructions.
+Each is written as portable LLVM vector code, which the compiler turns into the best instructions of each CPU.
 """
 
 import platform
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.core.config import CPU_NAME  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
+from weightcast.format.kernels.compile import kernel
+
 LANES = 64
 """Elements per mask: one bit each in an unsigned 64-bit integer."""
 
-# A set CPU name means code for another machine than this one.
+# A configured CPU name asks for code that runs on other machines, too.
 _BMI2 = platform.machine() in ("x86_64", "AMD64") and not CPU_NAME and binding.get_host_cpu_features().get("bmi2")
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 
 
-@intrinsic
-def popcount(typingctx: Any, x: Any) -> Any:
-    """Set bits of ``x``."""
+def _count(emit: Callable[[Any, Any], Any]) -> Any:
+    """An instruction that counts bits of a 64-bit word."""
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
+    @intrinsic
+    def count(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return emit(builder, args[0])
 
-    return types.uint64(types.uint64), codegen
+        return types.uint64(types.uint64), codegen
 
-
-@intrinsic
-def trailing_zeros(typingctx: Any, x: Any) -> Any:
-    """Zero bits below the lowest set bit of ``x``; 64 for zero."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint64(types.uint64), codegen
+    return count
 
 
-@intrinsic
-def leading_zeros(typingctx: Any, x: Any) -> Any:
-    """Zero bits above the highest set bit of ``x``; 64 for zero."""
+_FALSE = ir.Constant(ir.IntType(1), 0)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
+popcount = _count(lambda builder, x: builder.ctpop(x))
+"""Set bits."""
 
-    return types.uint64(types.uint64), codegen
+trailing_zeros = _count(lambda builder, x: builder.cttz(x, _FALSE))
+"""Zero bits below the lowest set bit; 64 for zero."""
+
+leading_zeros = _count(lambda builder, x: builder.ctlz(x, _FALSE))
+"""Zero bits above the highest set bit; 64 for zero."""
 
 
 def _pointer_at(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
@@ -97,7 +96,7 @@ def _load_lanes(context: Any, builder: Any, array_type: Any, array: Any, at: Any
 
 @intrinsic
 def range_mask(typingctx: Any, keys: Any, at: Any, low: Any, span: Any) -> Any:
-    """Which of ``keys[at:at + 64]`` lie in ``low..low + span`` inclusive, one bit each, unchecked."""
+    """Which of ``keys[at:at + 64]`` are in ``low..low + span`` inclusive, one bit each, unchecked."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lanes = _load_lanes(context, builder, signature.args[0], args[0], args[1])
@@ -142,35 +141,25 @@ def store_keys(typingctx: Any, bits: Any, at: Any, magnitude: Any, shift: Any, b
 
 
 @intrinsic
-def deposit(typingctx: Any, bits: Any, mask: Any) -> Any:
-    """The low ``bits``, in order, at the places that ``mask`` has set."""
-
+def _deposit_at_once(typingctx: Any, bits: Any, mask: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if _BMI2:
-            pdep = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(_I64, [_I64, _I64]), "llvm.x86.bmi.pdep.64"
-            )
-            return builder.call(pdep, args)
-        return _deposit_in_loop(builder, *args)
+        kind = ir.FunctionType(_I64, [_I64, _I64])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.bmi.pdep.64"), args)
 
     return types.uint64(types.uint64, types.uint64), codegen
 
 
-def _deposit_in_loop(builder: Any, bits: Any, mask: Any) -> Any:
-    """One turn per place until no bit is left."""
-    zero, one = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
-    left, places, out = (cgutils.alloca_once_value(builder, value) for value in (bits, mask, zero))
-    test, turn, done = (builder.append_basic_block(name) for name in ("test", "turn", "done"))
-    builder.branch(test)
-    builder.position_at_end(test)
-    builder.cbranch(builder.icmp_unsigned("!=", builder.load(left), zero), turn, done)
-    builder.position_at_end(turn)
-    now, at = builder.load(left), builder.load(places)
-    lowest = builder.and_(at, builder.neg(at))
-    taken = builder.select(builder.trunc(now, ir.IntType(1)), lowest, zero)
-    builder.store(builder.or_(builder.load(out), taken), out)
-    builder.store(builder.xor(at, lowest), places)
-    builder.store(builder.lshr(now, one), left)
-    builder.branch(test)
-    builder.position_at_end(done)
-    return builder.load(out)
+@kernel
+def _deposit_in_loop(bits, mask):
+    zero, one = np.uint64(0), np.uint64(1)
+    out = zero
+    while bits != zero:
+        lowest = mask & (~mask + one)
+        out |= lowest if bits & one else zero
+        mask ^= lowest
+        bits >>= one
+    return out
+
+
+deposit = _deposit_at_once if _BMI2 else _deposit_in_loop
+"""The low ``bits``, in order, at the positions of the set bits of ``mask``."""

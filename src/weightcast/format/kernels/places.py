@@ -1,6 +1,6 @@
 """Elements of a checkpoint tensor in an engine's parameter: nested loops of evenly spaced elements, on both sides.
 
-``table`` has a row per loop, the outermost first: how often, the step in the tensor, the step in the parameter.
+``table`` has a row per loop, outermost first: the count, the step in the tensor, the step in the parameter.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def translate(indices, source, target, table, which, where):
 
 @kernel
 def digest_places(words, source, target, table):
-    """What the elements of a box add to the tensor's digest, read where the parameter has them."""
+    """What the elements of a box add to the tensor's digest, read from the parameter."""
     total = np.uint64(0)
     depth = table.shape[0]
     at = np.zeros(depth, np.int64)

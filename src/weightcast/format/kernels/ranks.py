@@ -1,4 +1,4 @@
-"""Ranks of changed elements within their bands: all that coding wants to know of a whole old tensor (SPEC 6.4, 6.5)."""
+"""Ranks of changed elements within their bands: all that encoding needs of the whole old tensor (SPEC 6.4, 6.5)."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _U1 = np.uint64(1)
 
 @kernel
 def _tally(keys, old, new, dtype, members, changed, far, change_keys):
-    """How many elements of each key there are (from a sample), change, and change by more than one step."""
+    """For each key: how many elements have it (from a sample), change, and change by more than one step."""
     stride = (keys.size >> 14) | 1  # a sample is enough: the choice of bands is the encoder's own
     for i in range(0, keys.size, stride):
         members[keys[i]] += stride
@@ -26,7 +26,7 @@ def _tally(keys, old, new, dtype, members, changed, far, change_keys):
 
 @kernel
 def _rank_band(keys, low, high, changed, mine, ranks):
-    """Fill in the ranks of a band's changes, ``mine`` in the order of their places; returns the band's size."""
+    """Fill in the ranks of a band's changes ``mine``, which are in order of place; returns the band's size."""
     used, seen = 0, 0
     for word in range(changed.size):
         members = members_of(keys, word, low, high)
@@ -66,7 +66,7 @@ def _rank_block(keys, places, old, new, dtype, cost, ranks, uppers, sizes):
 def rank_span(keys, indices, old, new, first, dtype, cost, ranks, bands, uppers, sizes):
     """Rank the changes in consecutive blocks whose elements have ``keys``, the first at flat index ``first``.
 
-    Per block it fills in the number of ``bands``, the highest key of each and, where a band has changes, its size.
+    For each block it fills in the number of ``bands``, the highest key of each and, if a band has changes, its size.
     """
     i = 0
     for block in range(bands.size):

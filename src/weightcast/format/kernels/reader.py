@@ -1,4 +1,4 @@
-"""Read blocks: bits to changed places and steps. Whatever the bits are, every loop ends and stays in bounds."""
+"""Read blocks: bits to changed places and steps. For any bits, every loop ends and stays in bounds."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from weightcast.format.kernels.bitio import get, get_rice, get_wide
 from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.lanes import LANES, deposit, load_word, popcount, range_mask, trailing_zeros
 
-# What a reader found wrong; `weightcast.format.codec.blocks` gives each its words.
+# What is wrong with a block; `weightcast.format.codec.blocks` has the messages.
 ENDED, BANDS, PARAMETER, RANK, DISTANCE, TRAILING, EMPTY = -1, -2, -3, -4, -5, -6, -7
 
 _U0, _U1 = np.uint64(0), np.uint64(1)
@@ -43,7 +43,7 @@ def _read_ranks(data, at, end, parameter, total, ranks):
 
 @kernel
 def _mark(keys, low, high, ranks, inverted, changed):
-    """Carry ``ranks`` within a band over to places in ``changed``, and clear them. Hardly a branch depends on data."""
+    """Turn ``ranks`` within a band into places in ``changed``, and clear them. Few branches depend on the data."""
     flip = ~_U0 if inverted else _U0
     seen = 0
     for word in range(changed.size):
@@ -62,7 +62,7 @@ def _mark(keys, low, high, ranks, inverted, changed):
 
 @kernel
 def _read_header(data, at, end, uppers, parameter, inverted):
-    """Bands and parameters of a block; returns how many bands and the next bit, or an error and 0."""
+    """Bands and parameters of a block; returns the number of bands, or an error, and the next bit."""
     bands = np.int64(get(data, at, 8))
     if bands < 1 or bands > MAX_BANDS:
         return np.int64(BANDS), at
@@ -96,8 +96,8 @@ def _read_header(data, at, end, uppers, parameter, inverted):
 def decode_places(data, offsets, keys, first, places, counts, resume):
     """First half of decoding consecutive blocks: the changed flat indices.
 
-    ``data`` holds the blocks, the one at ``k`` from byte ``offsets[k]`` to ``offsets[k + 1]``; empty ones changed
-    nothing. Fills ``places``, and per block ``counts`` and the bit where the steps ``resume``. Returns the number of
+    ``data`` holds the blocks, block k from byte ``offsets[k]`` to ``offsets[k + 1]``; an empty one changes nothing.
+    Fills ``places`` and, for each block, ``counts`` and the bit at which the steps ``resume``. Returns the number of
     places, or an error.
     """
     used = 0
@@ -175,7 +175,7 @@ def _read_far(data, at, end, exponent, order, start, bands, parameter, inverted,
 
 @kernel
 def decode_steps(data, offsets, keys, first, places, counts, resume, old, dtype, new):
-    """Second half of decoding: from the old bits at ``places`` to the new. Returns 0 or an error."""
+    """Second half of decoding: the new bits at ``places`` from the old ones. Returns 0 or an error."""
     width, magnitude, shift, bias, signed_magnitude = dtype
     mask = (_U1 << np.uint64(width - 1)) | ((_U1 << np.uint64(width - 1)) - _U1)
     uppers, parameter = np.empty(MAX_BANDS, np.int64), np.empty(2 * MAX_BANDS, np.int64)

@@ -1,4 +1,4 @@
-"""Compile, or load from the cache, all that a given element width needs."""
+"""Compile all kernels for given element widths, or load them from the cache."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,6 @@ def warm_up(widths: Iterable[int] = WIDTHS) -> None:
     """Make the kernels ready for elements of these bit widths: seconds the first time on a machine, then moments."""
     with expecting_compilation():
         _warm_codec()
-        _warm_places()
         for width in widths:
             _warm_width(np.dtype(f"u{width // 8}"))
 
@@ -35,22 +34,16 @@ def _warm_width(word: np.dtype) -> None:
     places.digest_places(old, 0, 0, _LOOP)
 
 
-def _warm_places() -> None:
-    places.translate(np.arange(1), 0, 0, _LOOP, np.empty(1, np.int64), np.empty(1, np.int64))
-
-
-def _band_room() -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros((1, MAX_BANDS), np.uint8), np.zeros((1, MAX_BANDS), np.int32)
-
-
 def _warm_codec() -> None:
     keys = np.zeros(128, np.uint8)[:65]
     indices, old, new = np.arange(65), np.zeros(65, np.uint64), np.ones(65, np.uint64)
     out, lengths = np.empty(8192, np.uint8), np.empty(1, np.int64)
-    places, bands, uppers, sizes = np.empty(65, np.int32), np.zeros(1, np.uint8), *_band_room()
-    ranks.rank_span(keys, indices, old, new, 0, _BF16, np.zeros(256, np.int64), places, bands, uppers, sizes)
-    writer.encode_span(65, indices, places, old, new, 0, bands, uppers, sizes, _BF16, 2, False, out, lengths)
+    found, bands = np.empty(65, np.int32), np.zeros(1, np.uint8)
+    uppers, sizes = np.zeros((1, MAX_BANDS), np.uint8), np.zeros((1, MAX_BANDS), np.int32)
+    ranks.rank_span(keys, indices, old, new, 0, _BF16, np.zeros(256, np.int64), found, bands, uppers, sizes)
+    writer.encode_span(65, indices, found, old, new, 0, bands, uppers, sizes, _BF16, 2, False, out, lengths)
     offsets, counts, resume = np.array([0, lengths[0]]), np.empty(1, np.int64), np.empty(1, np.int64)
     reader.decode_places(out, offsets, keys, 0, indices, counts, resume)
     reader.decode_steps(out, offsets, keys, 0, indices, counts, resume, old, _BF16, new)
     cpu.narrow(np.zeros(1, np.uint32), 7, 8, np.empty(1, np.uint16))
+    places.translate(np.arange(1), 0, 0, _LOOP, np.empty(1, np.int64), np.empty(1, np.int64))

@@ -22,7 +22,7 @@ _U0, _U1 = np.uint64(0), np.uint64(1)
 
 @kernel
 def _best_rice(gaps):
-    """The cheapest Rice parameter for ``gaps``, searched around the logarithm of their mean."""
+    """The cheapest Rice parameter for ``gaps``, searched near the logarithm of their mean."""
     mean = 0.0
     for gap in gaps:
         mean += gap
@@ -43,7 +43,7 @@ def _best_rice(gaps):
 
 @kernel
 def _rank_gaps(ranks, mine, size, inverted, gaps):
-    """Gaps between the ranks of a band's changes (or, inverted, of all others in it), and the closing one."""
+    """Gaps between the ranks of a band's changes (if inverted, of its other members), and the closing gap."""
     used, last, unseen = 0, -1, 0
     for k in range(mine.size + 1):
         rank = np.int64(ranks[mine[k]]) if k < mine.size else size
@@ -59,7 +59,7 @@ def _rank_gaps(ranks, mine, size, inverted, gaps):
 
 @kernel
 def _subset_gaps(chosen, total, inverted, gaps):
-    """The same for ordinals 0..total-1 whose flag ``chosen`` is set (or, inverted, is not)."""
+    """The same for ordinals 0..total-1 whose flag ``chosen`` is set (if inverted, is not set)."""
     used, last = 0, -1
     for i in range(total):
         if chosen[i] != inverted:
@@ -115,7 +115,7 @@ def _measure_steps(old, new, dtype, up, distance, exponent):
 
 @kernel
 def _invert(sizes, bands, start, inverted):
-    """Decide which bands list their unchanged members; returns the room that all lists need."""
+    """Decide which bands list their unchanged members; returns the space that all lists need."""
     room = 2 * start[bands] + 2 * bands
     for b in range(bands):
         changes = start[b + 1] - start[b]
@@ -127,7 +127,7 @@ def _invert(sizes, bands, start, inverted):
 
 @kernel
 def _list_sets(ranks, distance, sizes, bands, order, start, inverted, gaps, end, far_order):
-    """Gaps of every band's changed and far sets, the s-th in ``gaps[end[s]:end[s + 1]]``; returns how many are far."""
+    """Gaps of every band's changed and far sets, set s in ``gaps[end[s]:end[s + 1]]``; returns how many are far."""
     far = np.empty(ranks.size, np.bool_)
     fars, used = 0, 0
     for b in range(bands):
@@ -214,11 +214,11 @@ def _encode_block(ranks, old, new, bands, uppers, sizes, dtype, out):
 def encode_span(
     elements, indices, ranks, old, new, first, bands, uppers, sizes, dtype, raw_bytes, all_raw, out, lengths
 ):
-    """Code consecutive blocks of ``elements`` in all, the first of which is at flat index ``first``.
+    """Code consecutive blocks with ``elements`` in all; the first block starts at flat index ``first``.
 
-    ``ranks``, ``bands``, ``uppers`` and ``sizes`` are those of `rank_span`. Fills ``lengths`` with bytes per block, 0
-    where nothing changed, -1 where a raw block is smaller; returns the bytes. Unless ``all_raw``, only blocks that
-    change altogether can be raw.
+    ``ranks``, ``bands``, ``uppers`` and ``sizes`` are those of `rank_span`. Fills ``lengths`` with bytes per block: 0
+    if nothing changed, -1 if a raw block is smaller. Returns the bytes written. Unless ``all_raw``, only blocks in
+    which every element changes can be raw.
     """
     used, i = 0, 0
     for block in range(lengths.size):

@@ -12,24 +12,24 @@ import torch
 
 from weightcast.format.codec.ranks import band_cost, traits
 from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
-from weightcast.torch.batch import Batch, Copied, Ledger
+from weightcast.torch.batch import Batch, Copied
 from weightcast.torch.kernels import triton as kernels
+from weightcast.torch.kernels.device import DeviceFlips, DeviceKernels, DeviceRanks
 from weightcast.torch.kernels.triton import SUB, TILE, launch
-from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks, Transit
 
 _NARROW = {None: 0, "BF16": 1, "F16": 2}
 
 
 @dataclass(frozen=True, eq=False)
 class GpuFlips(DeviceFlips):
-    """Also, tile by tile: how many flips there are, and where the last one ends."""
+    """Also, for each tile: how many flips it has, and where the last one ends."""
 
     counts: torch.Tensor
     ends: torch.Tensor
 
 
 class _Tables:
-    """How a batch is cut into tiles and blocks: kept on the host, and on the device only while there is work."""
+    """How a batch is cut into tiles and blocks: kept on the host, and on the device only during work."""
 
     def __init__(self, batch: Batch):
         sizes = np.array(batch.sizes, np.int64)
@@ -56,7 +56,7 @@ class _Tables:
             self._packed = self._packed.pin_memory()
         self._cuts = np.cumsum([2 * part.size for part in wide] + [part.size for part in narrow])[:-1].tolist()
 
-    def there(self, device: torch.device) -> _Cut:
+    def on_device(self, device: torch.device) -> _Cut:
         packed = self._packed.to(device, non_blocking=True)
         sizes, first_tile, *narrow = packed.tensor_split(self._cuts)
         wide = sizes.view(torch.int64), first_tile.view(torch.int64)
@@ -71,7 +71,7 @@ class _Cut:
     blocks: int
     sizes: torch.Tensor
     first_tile: torch.Tensor
-    """Of each tensor, and one more."""
+    """One per tensor, and the end."""
     tile_tensor: torch.Tensor
     tile_ordinal: torch.Tensor
     tile_block: torch.Tensor
@@ -85,17 +85,17 @@ class _Cut:
 class _Addresses:
     table: torch.Tensor
     aligned: bool
-    """To what the widest loads need."""
+    """Whether the widest loads can be used."""
 
 
 def _addresses(places: list[int], device: torch.device) -> _Addresses:
     table = np.array(places, np.int64)
-    # So few bytes are copied at once, pinned or not.
+    # So few bytes are copied without a wait, pinned or not.
     return _Addresses(torch.from_numpy(table).to(device, non_blocking=True), not (table % 16).any())
 
 
-class GpuKernels:
-    """Implements `Kernels`. All work is queued on the current stream; only `differ` waits, for the number of flips."""
+class GpuKernels(DeviceKernels[GpuFlips]):
+    """Kernels in Triton. All work is queued on the current stream; only `differ` waits, for the number of flips."""
 
     def __init__(self) -> None:
         self._tables: WeakKeyDictionary[Batch, _Tables] = WeakKeyDictionary()
@@ -122,7 +122,7 @@ class GpuKernels:
             kernels.mark, cut.tiles, before.table, source.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, marks,
             counts, **self._widths(batch), TILE=TILE, ALIGNED=aligned,
         )  # fmt: skip
-        ends = _added_up(counts)
+        ends = _running_sums(counts)
         bounds: list[int] = ends[cut.first_tile].tolist()  # waits
         wide = max(batch.sizes, default=0) > 1 << 31
         indices = torch.empty(bounds[-1], dtype=torch.int64 if wide else torch.int32, device=batch.device)
@@ -133,12 +133,6 @@ class GpuKernels:
         )  # fmt: skip
         return GpuFlips(bounds, indices, was, counts, ends)
 
-    def count(self, flips: GpuFlips) -> int:
-        return flips.bounds[-1]
-
-    def put(self, copied: Copied, flips: GpuFlips) -> None:
-        self._put(copied, flips, flips.was)
-
     def _put(self, copied: Copied, flips: GpuFlips, values: torch.Tensor) -> None:
         cut = self._cut(copied.batch)
         launch(
@@ -146,9 +140,7 @@ class GpuKernels:
             flips.indices, values, STEP=64, WIDTH=copied.batch.kind.width, num_warps=2,
         )  # fmt: skip
 
-    def deliver(
-        self, batch: Batch, flips: GpuFlips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
-    ) -> Arriving:
+    def _gather(self, batch: Batch, flips: GpuFlips) -> tuple[torch.Tensor, torch.Tensor]:
         cut = self._cut(batch)
         now = torch.empty_like(flips.was)
         sums = torch.empty(cut.tiles, dtype=torch.int64, device=batch.device)
@@ -156,17 +148,7 @@ class GpuKernels:
             kernels.gather, cut.tiles, self._sources(batch).table, cut.tile_tensor, flips.ends[1:], flips.counts,
             flips.indices, flips.was, now, sums, **self._widths(batch), STEP=64, num_warps=2,
         )  # fmt: skip
-        gains = Transit([self._by_tensor(batch, sums)])  # before the ranks, which nothing waits for
-        ranks = None
-        if ranked and flips.bounds[-1]:
-            old = shadow
-            if old is None:
-                old = self.take(batch)
-                self.put(old, flips)
-            ranks = self._rank(batch, old, flips, now)
-        if shadow is not None:
-            self._put(shadow, flips, now)
-        return Arriving(batch, flips, now, gains, ranks)
+        return now, self._by_tensor(batch, sums)
 
     def _rank(self, batch: Batch, old: Copied, flips: GpuFlips, now: torch.Tensor) -> DeviceRanks:
         cut, device, before = self._cut(batch), batch.device, self._copy(old)
@@ -210,7 +192,7 @@ class GpuKernels:
 
     def _by_tensor(self, batch: Batch, sums: torch.Tensor) -> torch.Tensor:
         """Sums over tiles as sums over tensors, modulo 2**64."""
-        ends = _added_up(sums)[self._cut(batch).first_tile]
+        ends = _running_sums(sums)[self._cut(batch).first_tile]
         return ends[1:] - ends[:-1]
 
     def rest(self, batch: Batch) -> None:
@@ -222,7 +204,7 @@ class GpuKernels:
         if batch not in self._tables:
             self._tables[batch] = _Tables(batch)
         if batch not in self._cuts:
-            self._cuts[batch] = self._tables[batch].there(batch.device)
+            self._cuts[batch] = self._tables[batch].on_device(batch.device)
         return self._cuts[batch]
 
     def _copy(self, copied: Copied) -> _Addresses:
@@ -231,7 +213,7 @@ class GpuKernels:
         return self._copies[copied]
 
     def _sources(self, batch: Batch) -> _Addresses:
-        """Addresses of the model's tensors. They seldom move, so the table is mostly there already."""
+        """Addresses of the model's tensors. They seldom move, so the table is usually on the device already."""
         places = [slot.address() for slot in batch.slots]
         known = self._live.get(batch)
         if known is None or known[0] != places:
@@ -254,8 +236,8 @@ def _pinned_cost(kind: str) -> torch.Tensor:
     return cost.pin_memory() if kind == "cuda" else cost
 
 
-def _added_up(counts: torch.Tensor) -> torch.Tensor:
-    """0 and all sums from the first on; 64-bit integers wrap around."""
+def _running_sums(counts: torch.Tensor) -> torch.Tensor:
+    """0, then the running sums; 64-bit integers wrap around."""
     ends = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
     torch.cumsum(counts, 0, dtype=torch.int64, out=ends[1:])
     return ends

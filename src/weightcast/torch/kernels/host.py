@@ -1,6 +1,6 @@
 """Kernels for models in this machine's memory: numba's, on torch's own bytes.
 
-Here memory is cheap and threads are not: the copy of a step is kept until what changed has been ranked against it, in
+Here memory is cheap and threads are not. The copy of a step is kept until the changes have been ranked against it in
 the background, and its memory is reused, since fresh pages would cost more than the copy.
 """
 
@@ -9,71 +9,41 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from weightcast.format.codec.ranks import SPAN, Ranks, rank
+from weightcast.format.codec.ranks import SPAN
 from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import Indices
 from weightcast.format.scan import Change
-from weightcast.format.spec import TensorSpec
-from weightcast.format.tensors import Bits
+from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import Workers
-from weightcast.torch.batch import Batch, Copied, Ledger, change_of, log_edits, replacement
-
-_FORMATS = {"BF16": (7, 8), "F16": (10, 5)}
+from weightcast.torch.batch import Batch, Copied, Kernels, Ledger, log_edits, replacement, unsigned, without_undone
 
 
 @dataclass(frozen=True, eq=False)
 class Flips:
-    """Per tensor: sorted flat indices, and the bits that were there. ``old`` has what was there everywhere."""
+    """For each tensor: sorted flat indices, and the old bits there. ``old`` has all the old bits."""
 
     places: list[tuple[Indices, Bits]]
     old: Copied
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
-    spec: TensorSpec
-    indices: Indices
-    was: Bits
-    now: Bits
-    gain: int
-
-
-@dataclass(frozen=True, eq=False)
-class Here:
-    """Implements `Gains`."""
-
-    gains: npt.NDArray[Any]
-
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        return [self.gains]
-
-
 class HostDelivered:
-    """Implements `Delivered`. Ranks are computed when the changes are asked for, or the old copy is needed again."""
+    """Implements `Delivered`. Ranks are computed when the changes are read, or when the old copy is needed again."""
 
     def __init__(
-        self,
-        found: list[_Found],
-        old: Copied,
-        ranked: bool,
-        is_shadow: bool,
-        ledger: Ledger | None,
-        workers: Workers,
+        self, found: list[Change], old: Copied, ranked: bool, is_shadow: bool, ledger: Ledger | None, workers: Workers
     ):
-        self.gains = Here(np.array([one.gain for one in found], np.uint64))
+        gains = np.array([one.gain for one in found], np.uint64)
+        self.gains = lambda: gains
         self._found, self._ranked, self._is_shadow, self._workers = found, ranked, is_shadow, workers
         self._ledger = ledger
         self._edited: dict[int, tuple[Bits, int]] = {}
         self._old: Copied | None = old
-        self._ranks: list[Ranks | None] = [None] * len(found)
         self._lock = threading.Lock()
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
@@ -82,37 +52,35 @@ class HostDelivered:
             if self._ledger is not None:
                 self._ledger.digests[i] = digest
         replaced = self._edited | dict(replaced)
-        for i, (one, ranks) in enumerate(zip(self._found, self._ranks, strict=True)):
-            change = change_of(one.spec, one.indices, one.was, one.now, one.gain, ranks)
-            if i in replaced:
-                yield replacement(one.spec, *replaced[i])
-            elif change is not None:
-                yield change
+        for i, one in enumerate(self._found):
+            kept = replacement(one.spec, *replaced[i]) if i in replaced else without_undone(one)
+            if kept is not None:
+                yield kept
 
     def finish(self) -> None:
-        """Make no more use of the old copy: rank against it and, if it is a shadow, bring it up to date."""
+        """Stop using the old copy: rank against it and, if it is a shadow, update it."""
         with self._lock:
             old, self._old = self._old, None
             if old is None:
                 return
-            tensors = [_unsigned(words) for words in old.words()]
+            tensors = _bits_in(old)
             if self._ledger is not None:
                 self._check(self._ledger, tensors)
             if self._ranked:
                 work = self._workers.stream(lambda i: self._rank(i, tensors[i]), range(len(tensors)), self._size)
-                self._ranks = list(work)
+                self._found = list(work)
             if self._is_shadow:
                 for bits, one in zip(tensors, self._found, strict=True):
                     cpu.scatter(bits, one.indices, one.now)
 
     def _check(self, ledger: Ledger, tensors: list[Bits]) -> None:
-        """A tensor that was edited before the step began is not what the ledger has: it is sent whole."""
+        """Send a tensor whole if it was edited before the step began: its digest is not the ledger's."""
         digests = self._workers.stream(
             lambda i: tensor_digest(tensors[i], self._workers), range(len(tensors)), self._size
         )
         found = np.array(list(digests), np.uint64)
         wrong = np.flatnonzero(found != ledger.digests)
-        ledger.digests = found + self.gains.gains
+        ledger.digests = found + self.gains()
         for i in wrong.tolist():
             one, bits = self._found[i], tensors[i].copy()
             cpu.scatter(bits, one.indices, one.now)
@@ -122,15 +90,13 @@ class HostDelivered:
     def _size(self, i: int) -> int:
         return self._found[i].spec.elements
 
-    def _rank(self, i: int, bits: Bits) -> Ranks | None:
+    def _rank(self, i: int, bits: Bits) -> Change:
         one = self._found[i]
-        if not one.indices.size:
-            return None
-        return rank(one.spec, one.indices, one.was, one.now, lambda at, n: bits[at : at + n], self._workers)
+        return one.ranked(bits, self._workers) if one.indices.size else one
 
 
-class HostKernels:
-    """Implements `Kernels`; threads share a tensor's spans."""
+class HostKernels(Kernels[Flips]):
+    """Kernels for models in host memory; the threads share the spans of a tensor."""
 
     def __init__(self, workers: Workers):
         self._workers = workers
@@ -140,7 +106,7 @@ class HostKernels:
 
     def take(self, batch: Batch) -> Copied:
         copied = self._room_for(batch)
-        taken, sources = [_unsigned(words) for words in copied.words()], bits_in(batch)
+        taken, sources = _bits_in(copied), _bits_in(batch)
 
         def one(task: tuple[int, int]) -> None:
             i, first = task
@@ -159,7 +125,7 @@ class HostKernels:
         unfinished = self._unfinished.pop(old, None)
         if unfinished is not None:
             unfinished.finish()
-        sources, olds = bits_in(batch), [_unsigned(words) for words in old.words()]
+        sources, olds = _bits_in(batch), _bits_in(old)
 
         def one(task: tuple[int, int]) -> tuple[Indices, Bits]:
             i, first = task
@@ -180,20 +146,20 @@ class HostKernels:
         return sum(indices.size for indices, _ in flips.places)
 
     def put(self, copied: Copied, flips: Flips) -> None:
-        for words, (indices, was) in zip(copied.words(), flips.places, strict=True):
-            cpu.scatter(_unsigned(words), indices, was)
+        for bits, (indices, was) in zip(_bits_in(copied), flips.places, strict=True):
+            cpu.scatter(bits, indices, was)
 
     def deliver(
         self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
     ) -> HostDelivered:
-        sources = bits_in(batch)
+        sources = _bits_in(batch)
 
-        def one(i: int) -> _Found:
+        def one(i: int) -> Change:
             indices, was = flips.places[i]
             there, now = np.empty(indices.size, sources[i].dtype), np.empty_like(was)
             cpu.gather(sources[i], indices, 0, there)
             _wire(batch, there, now)
-            return _Found(batch.specs[i], indices, was, now, int(cpu.digest_change(indices, was, now)))
+            return Change(batch.specs[i], indices, was, now, int(cpu.digest_change(indices, was, now)))
 
         found = self._workers.map(one, range(len(sources)))
         old = flips.old if shadow is None else shadow
@@ -202,11 +168,8 @@ class HostKernels:
             self._unfinished[shadow] = delivered
         return delivered
 
-    def rest(self, batch: Batch) -> None:
-        """Nothing is held."""
-
     def digests(self, batch: Batch) -> torch.Tensor:
-        sources = bits_in(batch)
+        sources = _bits_in(batch)
 
         def one(task: tuple[int, int]) -> int:
             i, first = task
@@ -219,7 +182,7 @@ class HostKernels:
         return torch.from_numpy(np.array([total % (1 << 64) for total in sums], np.uint64).view(np.int64))
 
     def _wire_span(self, batch: Batch, source: Bits, first: int, size: int) -> Bits:
-        """Wire bits of a span: the memory itself where nothing is rounded, else a buffer of this thread."""
+        """The wire bits of a span: its own memory if nothing is rounded, else a buffer of this thread."""
         span = source[first : first + size]
         if batch.narrow is None:
             return span
@@ -232,13 +195,13 @@ class HostKernels:
 
 
 def _give_back(rooms: list[list[torch.Tensor]], chunks: list[torch.Tensor]) -> None:
-    """Two are kept: one in use, one being ranked against."""
+    """Keep two: one for the copy in use, one for the copy that changes are ranked against."""
     if len(rooms) < 2:
         rooms.append(chunks)
 
 
 def _spans(batch: Batch) -> list[tuple[int, int]]:
-    """Tensor and first element of each span."""
+    """The tensor and the first element of each span."""
     return [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
 
 
@@ -248,18 +211,13 @@ def _joined(parts: list[tuple[Indices, Bits]], word: np.dtype) -> tuple[Indices,
     return np.concatenate([indices for indices, _ in parts]), np.concatenate([was for _, was in parts])
 
 
-def bits_in(batch: Batch) -> list[Bits]:
-    """The memory of a batch's tensors as unsigned integers."""
-    return [_unsigned(words) for words in batch.words()]
-
-
-def _unsigned(words: torch.Tensor) -> Bits:
-    bits: Bits = words.numpy()
-    return bits.view(f"<u{bits.itemsize}")
+def _bits_in(tensors: Batch | Copied) -> list[Bits]:
+    """The memory of the tensors as unsigned integers."""
+    return [unsigned(words) for words in tensors.words()]
 
 
 def _wire(batch: Batch, source: Bits, out: Bits) -> None:
     if batch.narrow is None:
         np.copyto(out, source)
     else:
-        cpu.narrow(source, *_FORMATS[batch.narrow], out)
+        cpu.narrow(source, *NARROW[batch.narrow], out)

@@ -1,4 +1,4 @@
-"""Kernels in plain torch operations: for devices without Triton, and as the reference for tests of the others."""
+"""Kernels in plain torch operations: for devices without Triton, and as the tests' reference for the others."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from weightcast.format.codec.ranks import band_cost, traits
 from weightcast.format.kernels.bands import BAND_COST, BLOCK, MAX_BANDS
 from weightcast.format.spec import Dtype
-from weightcast.torch.batch import WORDS, Batch, Copied, Ledger
-from weightcast.torch.transit import Arriving, DeviceFlips, DeviceRanks, Transit
+from weightcast.torch.batch import WORDS, Batch, Copied
+from weightcast.torch.kernels.device import DeviceFlips, DeviceKernels, DeviceRanks
 
 _MOST = (1 << 63) - 1
 
 
-class PlainKernels:
-    """Implements `Kernels`, tensor by tensor."""
+class PlainKernels(DeviceKernels[DeviceFlips]):
+    """Kernels in torch operations, tensor by tensor."""
 
     def take(self, batch: Batch) -> Copied:
         copied = Copied.room(batch)
@@ -33,36 +33,25 @@ class PlainKernels:
         was = [before[at] for before, at in zip(olds, indices, strict=True)]
         return DeviceFlips([0, *accumulate(at.numel() for at in indices)], torch.cat(indices), torch.cat(was))
 
-    def count(self, flips: DeviceFlips) -> int:
-        return flips.bounds[-1]
-
-    def put(self, copied: Copied, flips: DeviceFlips) -> None:
-        self._put(copied, flips, flips.was)
-
     def _put(self, copied: Copied, flips: DeviceFlips, values: torch.Tensor) -> None:
         for i, target in enumerate(copied.words()):
             mine = _slice(flips, i)
             target[flips.indices[mine]] = values[mine]
 
-    def deliver(
-        self, batch: Batch, flips: DeviceFlips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
-    ) -> Arriving:
+    def _gather(self, batch: Batch, flips: DeviceFlips) -> tuple[torch.Tensor, torch.Tensor]:
         now = torch.cat([_wire(batch, words[flips.indices[_slice(flips, i)]]) for i, words in enumerate(batch.words())])
         gains = torch.stack([
             (mix(flips.indices[mine], now[mine]) - mix(flips.indices[mine], flips.was[mine])).sum()
             for mine in (_slice(flips, i) for i in range(len(batch.sizes)))
         ])  # fmt: skip
-        ranks = None
-        if ranked:
-            old = self.take(batch)
-            self.put(old, flips)
-            ranks = _rank(batch, old, flips, now)
-        if shadow is not None:
-            self._put(shadow, flips, now)
-        return Arriving(batch, flips, now, Transit([gains]), ranks)
+        return now, gains
 
-    def rest(self, batch: Batch) -> None:
-        """Nothing is held."""
+    def _rank(self, batch: Batch, old: Copied, flips: DeviceFlips, now: torch.Tensor) -> DeviceRanks:
+        found = [
+            _rank_tensor(batch.kind, words, flips.indices[mine].to(torch.int64), flips.was[mine], now[mine])
+            for words, mine in zip(old.words(), (_slice(flips, i) for i in range(len(batch.sizes))), strict=True)
+        ]
+        return DeviceRanks(*(torch.cat(column) for column in zip(*found, strict=True)))
 
     def digests(self, batch: Batch) -> torch.Tensor:
         sums = []
@@ -80,7 +69,7 @@ def _slice(flips: DeviceFlips, i: int) -> slice:
 
 
 def _unsigned(bits: torch.Tensor) -> torch.Tensor:
-    """Words as the 64-bit integers their bits stand for."""
+    """Words as 64-bit integers of the same unsigned value."""
     wide = bits.to(torch.int64)
     return wide if bits.element_size() == 8 else wide & ((1 << (8 * bits.element_size())) - 1)
 
@@ -143,14 +132,6 @@ def _far(was: torch.Tensor, now: torch.Tensor, kind: Dtype) -> torch.Tensor:
     return (step != 1) & (step != mask)
 
 
-def _rank(batch: Batch, old: Copied, flips: DeviceFlips, now: torch.Tensor) -> DeviceRanks:
-    found = [
-        _rank_tensor(batch.kind, words, flips.indices[mine].to(torch.int64), flips.was[mine], now[mine])
-        for words, mine in zip(old.words(), (_slice(flips, i) for i in range(len(batch.sizes))), strict=True)
-    ]
-    return DeviceRanks(*(torch.cat([getattr(one, name) for one in found]) for name in DeviceRanks.__dataclass_fields__))
-
-
 def _rank_tensor(
     kind: Dtype, old: torch.Tensor, indices: torch.Tensor, was: torch.Tensor, now: torch.Tensor
 ) -> DeviceRanks:
@@ -179,7 +160,7 @@ def _tally(block: torch.Tensor, keys: torch.Tensor, blocks: int, counted: torch.
 def _choose(
     members: torch.Tensor, changed: torch.Tensor, far: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Per block the band of each key, how many bands there are, and the highest key of each."""
+    """For each block: the band of each key, the number of bands, and the highest key of each band."""
     cost, key = torch.from_numpy(band_cost()).to(members.device), torch.arange(256, device=members.device)
     row = torch.arange(members.shape[0], device=members.device)
     active = members > 0

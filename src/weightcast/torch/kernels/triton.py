@@ -2,7 +2,7 @@
 
 A tensor is cut into tiles of `TILE` elements; a launch has one program per tile. Tables of addresses say where each
 tensor is, `tile_tensor` which one a tile belongs to, `tile_ordinal` its number within that tensor. Tiles never cross
-the codec's blocks. Twins on the CPU are in `weightcast.format.kernels`; tests compare their bits.
+the codec's blocks. `weightcast.format.kernels` has the same kernels for the CPU; tests compare their bits.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 import triton
 import triton.language as tl
 
-from weightcast.format.kernels.bands import BAND_COST, BLOCK
+from weightcast.format.kernels.bands import BAND_COST, BLOCK, MAX_BANDS
 
 TILE = 4096
 SUB = 64
-"""Elements over which a rank is counted one by one; what is before them is known in sums."""
+"""Elements over which a rank is counted one by one; sums cover those before them."""
 
 _BAND_COST = tl.constexpr(BAND_COST)
 _BLOCK = tl.constexpr(BLOCK)
 _TILES_PER_BLOCK = tl.constexpr(BLOCK // TILE)
-_BANDS = tl.constexpr(16)
+_BANDS = tl.constexpr(MAX_BANDS)
 
 
 @triton.jit
 def _address(table, tensor, BITS: tl.constexpr, ALIGNED: tl.constexpr):
-    """A tensor's first element. Without the hint every element would be loaded by itself."""
+    """A pointer to a tensor's first element. Without the hint, every element would be loaded by itself."""
     place = tl.load(table + tensor)
     if BITS == 8:
         pointer = place.to(tl.pointer_type(tl.uint8))
@@ -43,7 +43,7 @@ def _address(table, tensor, BITS: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _load(base, first, place, size, TILE: tl.constexpr):
-    """A tile from element ``first`` on, zeros after the end. Only loads without a mask are wide."""
+    """A tile from element ``first`` on, with zeros after the end. Only loads without a mask are wide."""
     if first + TILE <= size:
         values = tl.load(base + first + place)
     else:
@@ -126,7 +126,7 @@ def _bits_in(words):
 @triton.jit
 def extract(old, tile_tensor, tile_ordinal, marks, ends, counts, indices, was, TILE: tl.constexpr,
             WIDTH: tl.constexpr):  # fmt: skip
-    """The places that were marked, in order, and the old bits there: one from each word of marks at a time."""
+    """The marked places, in order, and the old bits there: one from each word of marks at a time."""
     tile = tl.program_id(0)
     count = tl.load(counts + tile)
     if count > 0:
@@ -185,7 +185,7 @@ def _mix_bits(bits):
 @triton.jit
 def gather(source, tile_tensor, ends, counts, indices, was, now, gains, STEP: tl.constexpr, BITS: tl.constexpr,
            WIDTH: tl.constexpr, NARROW: tl.constexpr):  # fmt: skip
-    """The bits that are now where a tile changed, and what that adds to the digest."""
+    """The new bits where a tile changed, and what they add to the digest."""
     tile = tl.program_id(0)
     count = tl.load(counts + tile)
     total = tl.zeros((STEP,), tl.uint64)
@@ -299,8 +299,8 @@ def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, wa
         bits = _cost_of(cost, members, changed, far, active)
         going = left > 1
         while going:
-            behind = tl.associative_scan(tl.where(active, lane, 256), 0, _lower, reverse=True)
-            follower = tl.where(lane < 255, tl.gather(behind, tl.minimum(lane + 1, 255), 0), 256)
+            following = tl.associative_scan(tl.where(active, lane, 256), 0, _lower, reverse=True)
+            follower = tl.where(lane < 255, tl.gather(following, tl.minimum(lane + 1, 255), 0), 256)
             paired = active & (follower < 256)
             other = tl.minimum(follower, 255)
             both = members + tl.gather(members, other, 0)
@@ -334,7 +334,7 @@ def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, wa
 def tally(old, sizes, tile_tensor, tile_ordinal, tile_block, bands, band_of, in_tile, in_sub, TILE: tl.constexpr,
           SUB: tl.constexpr, WIDTH: tl.constexpr, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
           ALIGNED: tl.constexpr):  # fmt: skip
-    """Members of each band per tile, and in a tile before each of its parts of ``SUB`` elements."""
+    """The members of each band in each tile, and within a tile before each of its parts of ``SUB`` elements."""
     tile = tl.program_id(0)
     block = tl.load(tile_block + tile)
     if tl.load(bands + block) > 0:
@@ -362,7 +362,7 @@ def tally(old, sizes, tile_tensor, tile_ordinal, tile_block, bands, band_of, in_
 
 @triton.jit
 def add_up(block_tile, block_tiles, bands, in_tile, band_sizes):
-    """Members of each band in the tiles of a block before each tile, in place; and in all."""
+    """The members of each band in a block before each tile, in place, and in all."""
     block = tl.program_id(0)
     if tl.load(bands + block) > 0:
         tile = tl.arange(0, _TILES_PER_BLOCK)
@@ -410,7 +410,7 @@ def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indice
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-    """Run a kernel with so many programs, on the device of its first argument; none for nothing."""
+    """Run a kernel with this many programs, if any, on the device of its first argument."""
     if not programs:
         return
     device = arguments[0].device
