@@ -1,4 +1,4 @@
-"""An agent that follows for days: outages, refused heartbeats, namesakes, damaged versions."""
+"""An agent that follows for days: outages, refused heartbeats, replicas of the same name, damaged versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = 86_400.0
 
 
 class Rounds(FakeClock):
-    """Notes every wait, and does something in one of them."""
+    """Records every wait, and does something during one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ def test_agent_survives_a_day_without_its_engine(training: Training, tmp_path: P
         return real(request)  # type: ignore[arg-type]
 
     engine.ask = gone  # type: ignore[method-assign]
-    told: list[WeightcastError] = []
+    errors: list[WeightcastError] = []
     with Agent(training.url, engine, tmp_path / "mirror", clock=clock) as agent:
         training.step(1)
-        assert next(agent.follow(0.01, told.append)).position.version == 1
-        assert len(told) > 1024  # the power of two that no float holds
+        assert next(agent.follow(0.01, errors.append)).position.version == 1
+        assert len(errors) > 1024  # the power of two that no float holds
         assert max(clock.waits) <= 36
         assert all(later > 1.2 * sooner for sooner, later in pairwise(clock.waits[:8]))
         must_be(engine, agent, 1)
@@ -115,12 +115,12 @@ def test_damaged_head_is_reported_and_the_newest_whole_version_is_live(
         (delta,) = Path(training.url).glob("deltas/*000000000003-*")
         good = delta.read_bytes()
         delta.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-        told: list[WeightcastError] = []
-        updates = agent.follow(1.0, told.append)
+        errors: list[WeightcastError] = []
+        updates = agent.follow(1.0, errors.append)
         assert next(updates).position.version == 2
         must_be(engine, agent, 2)
-        assert agent.trouble is told[-1]
-        assert "version 3 cannot be reached" in str(told[-1])
+        assert agent.trouble is errors[-1]
+        assert "version 3 cannot be reached" in str(errors[-1])
         found = heartbeat_of(agent.subscriber.chain, "gpu-1")
         assert found is not None
         assert found.position.version == 2

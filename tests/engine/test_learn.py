@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from sharded_engine import BF16, SHAPES, TORCH, Engine, Stream, memory, model_of, stream, together, weights_of  # noqa: E402
+from sharded_engine import BF16, SHAPES, TORCH_DTYPES, Engine, Stream, memory, model_of, stream, together, weights_of  # noqa: E402
 
 import weightcast as wc  # noqa: E402
 from weightcast.engine.casts import cast  # noqa: E402
@@ -119,7 +119,7 @@ class One:
     finite: bool = False
 
     def make(self) -> torch.nn.Module:
-        return model_of(p=torch.empty(self.p[1], dtype=TORCH[self.p[0]]))
+        return model_of(p=torch.empty(self.p[1], dtype=TORCH_DTYPES[self.p[0]]))
 
     def run(self, model: torch.nn.Module, given: Stream) -> None:
         for _, tensor in given:

@@ -330,7 +330,8 @@ SPEC = TensorSpec("x", "BF16", (4, 6))
 
 
 def part(**other: object) -> Part:
-    usual = {"name": "x", "box": Box.whole((4, 6)), "parameter": "p", "dtype": "BF16", "offset": 0, "strides": (6, 1)}
+    box = Box((Range(0, 4), Range(0, 6)))
+    usual = {"name": "x", "box": box, "parameter": "p", "dtype": "BF16", "offset": 0, "strides": (6, 1)}
     return Part(**usual | other)
 
 

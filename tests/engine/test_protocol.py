@@ -37,6 +37,7 @@ from weightcast.engine.messages import (  # noqa: E402
     Request,
     SetPosition,
     StagePatches,
+    Survey,
     SurveyResult,
     WorkerState,
 )
@@ -50,6 +51,7 @@ from weightcast.engine.protocol import (  # noqa: E402
     kind_of,
 )
 from weightcast.engine.state import read_state  # noqa: E402
+from weightcast.engine.worker import EngineWorker  # noqa: E402
 from weightcast.errors import EngineError, FormatError  # noqa: E402
 from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
@@ -241,7 +243,7 @@ def test_long_name_is_refused() -> None:
         assert len(str(refused.value)) < 200
 
 
-# -- who is to blame ---------------------------------------------------------------------------------------------------
+# -- whose error it is -------------------------------------------------------------------------------------------------
 
 INSTALL = "Install the same weightcast"
 
@@ -311,11 +313,17 @@ def test_bug_of_our_own_is_raised_unchanged(training: Training, tmp_path: Path) 
         agent.step()
 
 
-def test_bug_in_a_worker_is_reported_by_its_name(training: Training) -> None:
-    engine = Local(training.weights)
-    engine.loader_error = None
+def test_bug_in_a_worker_is_reported_by_its_name() -> None:
+    def learn(table: TensorTable) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    worker = EngineWorker(torch.nn.Module(), learn, print, "nowhere", 0, 1)
+    assert decode_answer(worker.answer(encode(Survey(CHANNEL)))) == Failed("ZeroDivisionError: a bug")
+
+
+def test_request_that_a_worker_refuses_is_not_reported_as_another_release(training: Training) -> None:
     with pytest.raises(EngineError, match="worker 0: no layout was learned yet") as refused:
-        engine.ask(ReadFit())
+        Local(training.weights).ask(ReadFit())
     assert INSTALL not in str(refused.value)
 
 

@@ -13,15 +13,11 @@ from cases import Bag, random_bits
 
 import weightcast as wc
 from weightcast.engine.box_digests import combine
-from weightcast.engine.learn import learn
+from weightcast.engine.learn import TORCH_DTYPES, learn
 from weightcast.engine.live import LiveParameters
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorSpec
-from weightcast.torch.coordinates import DTYPES
-
-TORCH = {name: dtype for dtype, name in DTYPES.items()}
-
 
 Stream = Iterable[tuple[str, torch.Tensor]]
 
@@ -59,7 +55,7 @@ def weights_of(shapes: Mapping[str, tuple[str, tuple[int, ...]]], seed: int = 0,
         spec = TensorSpec(name, dtype, shape)
         bits[spec] = random_bits(rng, spec)
         if finite:
-            values = torch.from_numpy(rng.standard_normal(shape)).to(TORCH[dtype]).reshape(-1)
+            values = torch.from_numpy(rng.standard_normal(shape)).to(TORCH_DTYPES[dtype]).reshape(-1)
             bits[spec] = values.view(torch.uint8).numpy().view(spec.kind.word).copy()
     return Bag(bits)
 
@@ -67,7 +63,7 @@ def weights_of(shapes: Mapping[str, tuple[str, tuple[int, ...]]], seed: int = 0,
 def stream(weights: Bag) -> Stream:
     for spec in weights.table:
         raw = torch.from_numpy(weights.read(spec.name).copy().view(np.uint8))
-        yield spec.name, raw.view(TORCH[spec.dtype]).reshape(spec.shape)
+        yield spec.name, raw.view(TORCH_DTYPES[spec.dtype]).reshape(spec.shape)
 
 
 def together(workers: Iterable[LiveParameters], weights: Bag) -> dict[str, object]:

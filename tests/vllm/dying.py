@@ -66,8 +66,8 @@ class Steps:
 def count_steps(steps: Steps) -> None:
     call, poll, apply = HttpEngine.call, Subscriber.poll, Subscriber.apply
 
-    def counted(self: HttpEngine, method: str, path: str, body: Any = None, timeout: float = 60.0) -> Any:
-        return steps.at(name_of(path, body), lambda: call(self, method, path, body, timeout))
+    def counted(self: HttpEngine, path: str, body: Any = None, *rest: Any, **options: Any) -> Any:
+        return steps.at(name_of(path, body), lambda: call(self, path, body, *rest, **options))
 
     HttpEngine.call = counted  # type: ignore[method-assign]
     Subscriber.poll = lambda self: steps.at("poll", lambda: poll(self))  # type: ignore[method-assign]

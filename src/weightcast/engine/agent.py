@@ -21,7 +21,7 @@ from weightcast.channel.keys import Position
 from weightcast.channel.policy import NEWEST, Pinned, Policy
 from weightcast.engine.box_digests import fingerprint_of
 from weightcast.engine.client import Engine
-from weightcast.engine.fit import counted, listed, refuse_reload, teach
+from weightcast.engine.fit import refuse_reload, teach, warn_of_gaps
 from weightcast.engine.jobs import combine_digests, compare_files, live_digests, run_job
 from weightcast.engine.messages import (
     ApplyUpdate,
@@ -41,7 +41,6 @@ from weightcast.engine.update import EngineUpdate
 from weightcast.errors import EngineError, MisfitError, StoreError, WeightcastError
 from weightcast.follow.heartbeat_sender import HeartbeatSender, error_text
 from weightcast.follow.loop import OnError, rounds
-from weightcast.follow.mirror import Mirror
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.replica import Staged
 from weightcast.follow.subscriber import Subscriber
@@ -104,6 +103,8 @@ class Agent:
         self._pause = Pause(engine, clear_cache)
         instance = MirrorFolder(Path(mirror)).instance
         self._heartbeats = HeartbeatSender(replica, instance, clock) if replica else None
+        self._phases = Phases(clock)
+        """Of the round that runs now, or ran last."""
         self._state: EngineState | None = None
         self._verified: tuple[str, ...] = ()
         """The worker processes whose reported position is believed; only with ``prove``."""
@@ -116,10 +117,6 @@ class Agent:
         return max(0, newest.version - live.version) if newest and live else None
 
     @property
-    def mirror(self) -> Mirror:
-        return self.subscriber.mirror
-
-    @property
     def _table(self) -> TensorTable:
         return self.subscriber.chain.channel.table
 
@@ -127,11 +124,11 @@ class Agent:
 
     def step(self) -> EngineUpdate | None:
         """Bring mirror and engine to the version that the policy wants; None if the engine is there already."""
-        phases = Phases(self._clock)
+        self._phases = Phases(self._clock)
         staged = state = self.short = None
         errors: list[WeightcastError] = []
         try:
-            state = self._meet(phases)
+            state = self._meet()
             self._pause.end_leftover(state, self._prove)
         except MisfitError:
             raise
@@ -139,69 +136,57 @@ class Agent:
             self.position = None
             errors.append(error)
         try:
-            with phases.phase("fetch"):
+            with self._phases.phase("fetch"):
                 staged = self.subscriber.poll()
         except WeightcastError as error:
             errors.append(error)  # an engine that has restarted still gets what the mirror has
-        update = self._follow_mirror(state, staged, phases)
+        update = self._follow_mirror(state, staged)
         self.short = staged.reason if staged is not None else None
         if errors:
             raise errors[-1]
         return update
 
-    def _follow_mirror(self, state: EngineState | None, staged: Staged | None, phases: Phases) -> EngineUpdate | None:
+    def _follow_mirror(self, state: EngineState | None, staged: Staged | None) -> EngineUpdate | None:
         try:
-            ready = self._stage_patches(state, staged, phases) if state and staged else None
+            ready = self._stage_patches(state, staged) if state and staged else None
         finally:
             if staged is not None:  # the mirror follows the channel even if the engine fails
                 self.subscriber.apply(staged)
-        target, fingerprint = self.subscriber.position, self.mirror.fingerprint
+        target, fingerprint = self.subscriber.position, self.subscriber.mirror.fingerprint
         if state is None or target is None or fingerprint is None:
             return None
         if state.position is None and not state.changing:
-            state = self._recognise(state, fingerprint, target, phases)
+            state = self._recognise(state, fingerprint, target)
         self._pause.end_leftover(state, self._prove)
         plan = plan_update(state, self._table, target)
         update = None
         if plan is not None:
             self.position = None
-            ready = ready or self._stage(plan, state, fingerprint, phases)
-            update = self._bring(ready, target, fingerprint, phases)
+            ready = ready or self._stage(plan, state, fingerprint)
+            update = self._bring(ready, target, fingerprint)
             self.last, self.unproven = update, update.unproven
         self.position, self._verified = target, state.instances
         return update
 
     # -- what the engine is ------------------------------------------------------------------------------------------
 
-    def _meet(self, phases: Phases) -> EngineState:
+    def _meet(self) -> EngineState:
         state = read_state(self.engine, self._table, self._state)
         if not state.learned:
-            with phases.phase("learn"):
+            with self._phases.phase("learn"):
                 teach(self.engine, self.subscriber.chain.channel)
             state = read_state(self.engine, self._table)
-            self._warn_of_misfits(state)
+            warn_of_gaps(state.fit)
         self._pause.ours = state.paused_by_agent
         if state.changing:
             self._pause.begin()  # a mix of versions must not be served
         self.position, self._state = state.position, state
         return replace(state, position=None) if self._prove and state.instances != self._verified else state
 
-    def _warn_of_misfits(self, state: EngineState) -> None:
-        """Warn once per engine process: otherwise a version would seem to be complete in it."""
-        fit = state.fit
-        for name, reason in fit.unknown.items():
-            _log.warning("%s is reloaded whole when it changes: %s", name, reason)
-        if fit.absent:
-            names = f"{counted(fit.absent, 'tensor')} of the channel: {listed(fit.absent)}"
-            _log.warning("the engine has no place for %s", names)
-        if fit.uncovered:
-            names = f"{counted(fit.uncovered, 'parameter')} of the engine: {listed(fit.uncovered)}"
-            _log.warning("neither the channel nor the engine's own checkpoint covers %s", names)
-
-    def _recognise(self, state: EngineState, fingerprint: Fingerprint, target: Position, phases: Phases) -> EngineState:
+    def _recognise(self, state: EngineState, fingerprint: Fingerprint, target: Position) -> EngineState:
         """Find out by live digests which version an engine is at that does not say so, and which layouts are right."""
         fit = state.fit
-        with phases.phase("recognise"):
+        with self._phases.phase("recognise"):
             digests = live_digests(self.engine, self._table)
         same = {name for name, one in digests.items() if one.digest == fingerprint[name]}
         found = fingerprint_of(self._table, digests)
@@ -211,7 +196,7 @@ class Agent:
                 position = position_of(found, self.subscriber.chain)
         trusted = digests.keys() - fit.absent if position else same | fit.trusted
         if position is None and not state.updates:
-            with phases.phase("compare"):
+            with self._phases.phase("compare"):
                 loaded, other = compare_files(self.engine)
             packed = other - fit.trusted  # a trusted one differs because it was changed since
             self.engine.ask(Distrust(packed, "the engine changes it after loading"))
@@ -225,9 +210,9 @@ class Agent:
 
     # -- stage -------------------------------------------------------------------------------------------------------
 
-    def _stage_patches(self, state: EngineState, staged: Staged, phases: Phases) -> _Ready | None:
+    def _stage_patches(self, state: EngineState, staged: Staged) -> _Ready | None:
         """Have the workers prepare what was fetched, if the engine is where it begins."""
-        before = self.mirror.fingerprint
+        before = self.subscriber.mirror.fingerprint
         if before is None or staged.folder is not None:  # an anchor, not patches
             return None
         plan = plan_patch(state, staged.start, before, staged.fingerprint)
@@ -235,24 +220,22 @@ class Agent:
             return None
         refuse_reload(plan.unreachable, state.fit.cannot_reload, self.engine.url)
         request = StagePatches(tuple(str(patch.path) for patch in staged.patches))
-        return self._run_staging(request, plan, staged.fingerprint, phases)
+        return self._run_staging(request, plan, staged.fingerprint)
 
-    def _stage(self, plan: Plan, state: EngineState, fingerprint: Fingerprint, phases: Phases) -> _Ready:
+    def _stage(self, plan: Plan, state: EngineState, fingerprint: Fingerprint) -> _Ready:
         """Have the workers compare what they hold with the mirror; what cannot be compared is reloaded."""
         refuse_reload(plan.unreachable, state.fit.cannot_reload, self.engine.url)
         if not plan.compare:
             return _Ready(None, plan.reload)
         try:
-            return self._run_staging(StageWeights(self._mirror_folder, plan.compare), plan, fingerprint, phases)
+            return self._run_staging(StageWeights(self._mirror_folder, plan.compare), plan, fingerprint)
         except _StagedWrongError:
             live_digests(self.engine, self._table)  # what the workers remember of themselves is wrong
-            return self._run_staging(StageWeights(self._mirror_folder, plan.compare), plan, fingerprint, phases)
+            return self._run_staging(StageWeights(self._mirror_folder, plan.compare), plan, fingerprint)
 
-    def _run_staging(
-        self, request: JobRequest[StagedOnWorker], plan: Plan, fingerprint: Fingerprint, phases: Phases
-    ) -> _Ready:
+    def _run_staging(self, request: JobRequest[StagedOnWorker], plan: Plan, fingerprint: Fingerprint) -> _Ready:
         """`EngineError` unless what the workers stage leads to the version's bits."""
-        with phases.phase("stage"):
+        with self._phases.phase("stage"):
             results = run_job(self.engine, request)
         for name, found in combine_digests(self.engine, self._table, [one.digests for one in results]).items():
             if found.digest != fingerprint[name] and not found.rounded:
@@ -264,35 +247,33 @@ class Agent:
 
     @property
     def _mirror_folder(self) -> str:
-        return str(self.mirror.folder.absolute())
+        return str(self.subscriber.mirror.folder.absolute())
 
     # -- apply -------------------------------------------------------------------------------------------------------
 
-    def _bring(self, ready: _Ready, target: Position, fingerprint: Fingerprint, phases: Phases) -> EngineUpdate:
+    def _bring(self, ready: _Ready, target: Position, fingerprint: Fingerprint) -> EngineUpdate:
         """Write what is ready; if that fails halfway, load everything again before the engine resumes."""
-        unproven = self._write(ready, target, fingerprint, phases)
+        unproven = self._write(ready, target, fingerprint)
         if unproven is None:
             self.engine.finish(_MIXED)
             _log.warning("the update failed; the engine stays paused while all of it is loaded again")
             ready = replace(ready, job=None, reload=tuple(spec.name for spec in self._table))
-            unproven = self._write(ready, target, fingerprint, phases)
+            unproven = self._write(ready, target, fingerprint)
         if unproven is None:
             self.engine.finish(_MIXED)
             failed = read_state(self.engine, self._table).failed or "its live bits are not the version's"
             hint = "It stays paused. Restart it; the agent brings it to the newest version."
             raise EngineError(f"the engine cannot be updated: {failed}", url=self.engine.url, hint=hint)
-        with phases.phase("resume"):
+        with self._phases.phase("resume"):
             self.engine.finish(str(target.version))
             self._pause.end()
-        return EngineUpdate(target, ready.changed, ready.nbytes, len(ready.reload), unproven, phases.seconds)
+        return EngineUpdate(target, ready.changed, ready.nbytes, len(ready.reload), unproven, self._phases.seconds)
 
-    def _write(
-        self, ready: _Ready, target: Position, fingerprint: Fingerprint, phases: Phases
-    ) -> tuple[str, ...] | None:
+    def _write(self, ready: _Ready, target: Position, fingerprint: Fingerprint) -> tuple[str, ...] | None:
         """Pause and write; the tensors that cannot be verified, or None if it failed. The engine stays paused."""
-        with phases.phase("pause"):
+        with self._phases.phase("pause"):
             self._pause.begin()
-        with phases.phase("apply"):
+        with self._phases.phase("apply"):
             self.engine.update(ApplyUpdate(ready.job, target, self._mirror_folder, ready.reload))
             state = read_state(self.engine, self._table, self._state)
         if state.failed and not state.changing:  # nothing was written
@@ -302,7 +283,7 @@ class Agent:
             raise EngineError(problem, url=self.engine.url, hint="The agent tries again.")
         if state.failed or state.changing or state.position != target:  # a worker may have missed the update
             return None
-        with phases.phase("prove"):
+        with self._phases.phase("prove"):
             return self._read_back(ready, state, fingerprint)
 
     def _read_back(self, ready: _Ready, state: EngineState, fingerprint: Fingerprint) -> tuple[str, ...] | None:

@@ -43,7 +43,7 @@ class Job:
         try:
             self.report = JobReport("done", self._work(self))
         except _CancelledError:
-            pass  # nobody can ask for it any more
+            pass  # `Jobs` has dropped it: its report cannot be asked for
         except Exception as error:  # noqa: BLE001 -- the agent gets it in the report
             _log.exception("a job failed")
             self.report = JobReport("failed", problem=f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""An engine as an agent reaches it: over http, or in the same process."""
+"""An engine as an agent reaches it: over HTTP, or in the same process."""
 
 from __future__ import annotations
 
@@ -67,40 +67,37 @@ class HttpEngine:
         self.url = url.rstrip("/")
 
     def ask(self, request: Request[A]) -> list[A]:
-        found = self.post("/collective_rpc", {"method": "weightcast", "args": [encode(request)]})
+        found = self.call("/collective_rpc", {"method": "weightcast", "args": [encode(request)]})
         results = self._field(found, "/collective_rpc", "results", list)
         return read_answers(request, [one.get("json") if isinstance(one, dict) else one for one in results], self.url)
 
     def is_paused(self) -> bool:
-        return bool(self._field(self.call("GET", "/is_paused"), "/is_paused", "is_paused", bool))
+        return bool(self._field(self.call("/is_paused", method="GET"), "/is_paused", "is_paused", bool))
 
     def pause(self, clear_cache: bool) -> None:
-        self.post(f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}")
+        self.call(f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}")
 
     def resume(self) -> None:
-        self.post("/resume")
+        self.call("/resume")
 
     def update(self, update: ApplyUpdate) -> None:
         try:
-            self.post("/start_weight_update")
+            self.call("/start_weight_update")
         except EngineGoneError:
             raise
         except EngineError:  # an earlier agent was killed between start and finish
-            self.post("/finish_weight_update")
-            self.post("/start_weight_update")
-        self.post("/update_weights", {"update_info": {"message": encode(update)}}, _LONG)
+            self.call("/finish_weight_update")
+            self.call("/start_weight_update")
+        self.call("/update_weights", {"update_info": {"message": encode(update)}}, _LONG)
 
     def finish(self, version: str | None) -> None:
-        self.post("/finish_weight_update", {} if version is None else {"weight_version": version})
+        self.call("/finish_weight_update", {} if version is None else {"weight_version": version})
 
     def name_version(self, version: str) -> None:
-        self.post("/update_weight_version", {"new_version": version})
-
-    def post(self, path: str, body: Mapping[str, Any] | None = None, timeout: float = _QUICK) -> dict[str, Any]:
-        return self.call("POST", path, body, timeout)
+        self.call("/update_weight_version", {"new_version": version})
 
     def call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float = _QUICK
+        self, path: str, body: Mapping[str, Any] | None = None, timeout: float = _QUICK, method: str = "POST"
     ) -> dict[str, Any]:
         """One HTTP request; the JSON object that it answers."""
         data = None if body is None else json.dumps(body).encode()

@@ -6,15 +6,18 @@ packs or quantises weights after loading, the layout that its loader shows is no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 
 from weightcast.channel.records import Channel
 from weightcast.engine.client import Engine
-from weightcast.engine.messages import Fit, Learn, Survey, SurveyResult
+from weightcast.engine.messages import Fit, Learn, Survey
 from weightcast.errors import MisfitError
 
 _NAMED = 8
 """Names in a message."""
+
+_log = logging.getLogger("weightcast")
 
 
 def combine_fits(fits: Sequence[Fit]) -> Fit:
@@ -35,24 +38,20 @@ def teach(engine: Engine, channel: Channel) -> None:
 
     `MisfitError` if the channel does not fit; the workers then keep what they had learned before.
     """
-    _refuse_misfit(engine.ask(Survey(channel)), engine.url)
-    engine.ask(Learn(channel))
-
-
-def _refuse_misfit(surveys: Sequence[SurveyResult], url: str) -> None:
+    surveys = engine.ask(Survey(channel))
     remedy = "Name the channel of the model that the engine serves, or start the engine with the channel's model."
-    for one in surveys:
-        if one.broken:
-            raise MisfitError(f"the channel does not fit the engine: {one.broken}", url=url, hint=remedy)
     strange: dict[str, int] = {}
     for one in surveys:
+        if one.broken:
+            raise MisfitError(f"the channel does not fit the engine: {one.broken}", url=engine.url, hint=remedy)
         strange |= one.strange
     if strange:
         problem = f"no tensor of the channel covers {counted(strange, 'parameter')} of the engine"
         hint = f"{remedy} If it is the right one, start the engine from a local folder of its checkpoint."
-        raise MisfitError(f"{problem}: {listed(strange)}", url=url, hint=hint)
+        raise MisfitError(f"{problem}: {listed(strange)}", url=engine.url, hint=hint)
     fit = combine_fits([one.fit for one in surveys])
-    refuse_reload(fit.unknown, fit.cannot_reload, url)
+    refuse_reload(fit.unknown, fit.cannot_reload, engine.url)
+    engine.ask(Learn(channel))
 
 
 def refuse_reload(names: Collection[str], reason: str | None, url: str) -> None:
@@ -61,6 +60,18 @@ def refuse_reload(names: Collection[str], reason: str | None, url: str) -> None:
         problem = f"the engine can neither place nor reload {counted(names, 'tensor')}: {listed(names)}; {reason}"
         hint = "Restart vLLM from the mirror for a new version, or serve this model on a GPU."
         raise MisfitError(problem, url=url, tensor=min(names), hint=hint)
+
+
+def warn_of_gaps(fit: Fit) -> None:
+    """Meant once per engine process: without it a version would seem to be complete in the engine."""
+    for name, reason in fit.unknown.items():
+        _log.warning("%s is reloaded whole when it changes: %s", name, reason)
+    if fit.absent:
+        names = f"{counted(fit.absent, 'tensor')} of the channel: {listed(fit.absent)}"
+        _log.warning("the engine has no place for %s", names)
+    if fit.uncovered:
+        names = f"{counted(fit.uncovered, 'parameter')} of the engine: {listed(fit.uncovered)}"
+        _log.warning("neither the channel nor the engine's own checkpoint covers %s", names)
 
 
 def counted(things: Collection[object], noun: str) -> str:

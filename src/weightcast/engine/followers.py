@@ -7,10 +7,8 @@ import time
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
 from weightcast.channel.records import Heartbeat
+from weightcast.follow.heartbeat_sender import FRESH
 from weightcast.store.probe import clock
-
-_FRESH = 90.0
-"""Seconds: three heartbeats of an idle agent."""
 
 
 class Followers:
@@ -22,5 +20,5 @@ class Followers:
 
     def now(self) -> list[Heartbeat]:
         """The heartbeat of each engine that follows; not of mirrors, nor of engines that are held at a version."""
-        oldest = time.monotonic() + self._ahead - _FRESH
+        oldest = time.monotonic() + self._ahead - FRESH
         return [beat for beat, when in heartbeats(self._chain) if when >= oldest and beat.pause is not None]

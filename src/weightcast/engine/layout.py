@@ -51,10 +51,6 @@ class Box:
 
     ranges: tuple[Range, ...]
 
-    @classmethod
-    def whole(cls, shape: Sequence[int]) -> Box:
-        return cls(tuple(Range(0, size) for size in shape))
-
     @property
     def elements(self) -> int:
         return math.prod(one.count for one in self.ranges)

@@ -23,7 +23,7 @@ from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 from weightcast.torch.tracing import stand_in, storage_key, tensors_in
 
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
@@ -48,10 +48,6 @@ def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
     return tracing.layout()
 
 
-class _ReplacedError(Exception):
-    """The loader attaches other tensors in place of parameters."""
-
-
 @contextmanager
 def _parameters_kept(model: torch.nn.Module) -> Iterator[None]:
     """Undo and report what a loader attaches in place of parameters: torch dispatches no operation for that."""
@@ -73,7 +69,7 @@ def _parameters_kept(model: torch.nn.Module) -> Iterator[None]:
                 replaced = True
                 tensor.data = data
     if replaced:
-        raise _ReplacedError("it puts other tensors in the place of parameters")
+        raise RuntimeError("it puts other tensors in the place of parameters")
 
 
 @dataclass(frozen=True)
@@ -88,6 +84,32 @@ class _Trace:
     """Over the storage, outermost first, and over the stand-in from ``offset`` on."""
     reason: str = _COMPUTED
     """Why it cannot be traced, if it cannot."""
+
+    def view(self, tensor: torch.Tensor) -> tuple[int, list[int]] | None:
+        """Offset and strides, in the stand-in, of a view of this storage; None if strides cannot describe it."""
+        if self.loops is None or not _is_plain(tensor, self.dtypes[-1].itemsize):
+            return None
+        if not tensor.numel():
+            return 0, [0] * tensor.ndim
+        at, rest = [], tensor.storage_offset()
+        for loop in self.loops:
+            at.append(rest // loop.here)
+            rest -= at[-1] * loop.here
+        offset = self.offset + sum(i * loop.there for i, loop in zip(at, self.loops, strict=True))
+        strides = []
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            if size == 1:
+                strides.append(0)
+                continue
+            k = next((k for k, loop in enumerate(self.loops) if stride and stride % loop.here == 0), None)
+            if k is None:
+                return None
+            many = stride // self.loops[k].here
+            at[k] += many * (size - 1)
+            if at[k] >= self.loops[k].size:
+                return None
+            strides.append(many * self.loops[k].there)
+        return offset, strides
 
 
 @dataclass
@@ -118,10 +140,10 @@ class _Tracing(TorchDispatchMode):
 
     def stand_ins(self) -> Iterable[tuple[str, torch.Tensor]]:
         for spec in self._table:
-            if spec.dtype not in _TORCH:
+            if spec.dtype not in TORCH_DTYPES:
                 self._unknown[spec.name] = f"torch has no dtype for {spec.dtype}"
                 continue
-            tensor = stand_in(spec.shape, _TORCH[spec.dtype])
+            tensor = stand_in(spec.shape, TORCH_DTYPES[spec.dtype])
             trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (Loop(spec.elements, 1, 1),))
             self._memory[storage_key(tensor)] = _Memory(tensor.untyped_storage(), trace)
             yield spec.name, tensor
@@ -159,30 +181,16 @@ class _Tracing(TorchDispatchMode):
             args, kwargs = tree_map(_as_meta, (args, kwargs))
         result = func(*args, **kwargs)
         if traces and func.overloadpacket in _COPIES:
-            self._memory[storage_key(result)] = _Memory(result.untyped_storage(), self._copied(args[0], result))
+            copied = _copied(traces[0], args[0], result)
+            self._memory[storage_key(result)] = _Memory(result.untyped_storage(), copied)
         for leaf in tensors_in(result):
             trace = _Trace(_names(traces)) if traces else None
             self._memory.setdefault(storage_key(leaf), _Memory(leaf.untyped_storage(), trace))
         return result
 
-    def _trace(self, tensor: torch.Tensor) -> _Trace | None:
-        memory = self._memory.get(storage_key(tensor))
-        return memory.trace if memory else None
-
     def _traces(self, tensors: Iterable[torch.Tensor]) -> list[_Trace]:
-        return [trace for trace in map(self._trace, tensors) if trace is not None]
-
-    def _copied(self, source: torch.Tensor, copy: torch.Tensor) -> _Trace:
-        """The trace of a copy, which has a storage of its own: its elements in the order of that storage."""
-        trace, view = self._trace(source), self._view(source)
-        assert trace is not None
-        if trace.loops is None or source.dtype != trace.dtypes[-1]:
-            return _Trace(trace.names, reason=trace.reason)
-        if view is None:
-            return _Trace(trace.names, reason=_NO_BOX)
-        offset, strides = view
-        outer_first = sorted(map(Loop, copy.shape, strides, copy.stride()), key=lambda loop: -loop.here)
-        return _Trace(trace.names, (*trace.dtypes, copy.dtype), offset, merge_loops(outer_first))
+        found = [self._memory.get(storage_key(tensor)) for tensor in tensors]
+        return [memory.trace for memory in found if memory is not None and memory.trace is not None]
 
     def _write(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         targets = list(_mutated(func, args, kwargs))
@@ -201,7 +209,7 @@ class _Tracing(TorchDispatchMode):
                 _refuse_other_shape(target, args[1])
             part: Part | str = f"the loader writes with {func.overloadpacket.__name__}"
             if func.overloadpacket is _aten.copy_ and traces and home is not None:
-                part = self._part(target, args[1], home)
+                part = self._part(traces[0], target, args[1], home)
             if isinstance(part, str):
                 self._give_up(traces, part)
             if home is not None:
@@ -209,15 +217,13 @@ class _Tracing(TorchDispatchMode):
                 home.trace = _Trace(_names([*traces, *self._traces([target])])) if traces else home.trace
         return _returned(func, targets)
 
-    def _part(self, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> Part | str:
+    def _part(self, trace: _Trace, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> Part | str:
         """The part that a copy writes into a parameter, or why it cannot be determined."""
-        trace, view = self._trace(source), self._view(source)
-        assert trace is not None
         assert home.parameter is not None
         if trace.loops is None:
             return trace.reason
         (name,) = trace.names
-        spec = self._table[name]
+        spec, view = self._table[name], trace.view(source)
         if view is None or source.shape != target.shape or not _is_plain(target, home.itemsize):
             return _NO_BOX
         dtype = _dtype(spec, trace.dtypes, source.dtype, target.dtype)
@@ -233,36 +239,20 @@ class _Tracing(TorchDispatchMode):
         for name in _names(traces):
             self._unknown.setdefault(name, reason)
 
-    def _view(self, tensor: torch.Tensor) -> tuple[int, list[int]] | None:
-        """Offset and strides, in its stand-in, of the elements that a tensor shows; None if there are none such."""
-        trace = self._trace(tensor)
-        assert trace is not None
-        if trace.loops is None or not _is_plain(tensor, trace.dtypes[-1].itemsize):
-            return None
-        if not tensor.numel():
-            return 0, [0] * tensor.ndim
-        at, rest = [], tensor.storage_offset()
-        for loop in trace.loops:
-            at.append(rest // loop.here)
-            rest -= at[-1] * loop.here
-        offset = trace.offset + sum(i * loop.there for i, loop in zip(at, trace.loops, strict=True))
-        strides = []
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            if size == 1:
-                strides.append(0)
-                continue
-            k = next((k for k, loop in enumerate(trace.loops) if stride and stride % loop.here == 0), None)
-            if k is None:
-                return None
-            many = stride // trace.loops[k].here
-            at[k] += many * (size - 1)
-            if at[k] >= trace.loops[k].size:
-                return None
-            strides.append(many * trace.loops[k].there)
-        return offset, strides
-
 
 # -- elements ----------------------------------------------------------------------------------------------------------
+
+
+def _copied(trace: _Trace, source: torch.Tensor, copy: torch.Tensor) -> _Trace:
+    """The trace of a copy, which has a storage of its own: its elements in the order of that storage."""
+    if trace.loops is None or source.dtype != trace.dtypes[-1]:
+        return _Trace(trace.names, reason=trace.reason)
+    view = trace.view(source)
+    if view is None:
+        return _Trace(trace.names, reason=_NO_BOX)
+    offset, strides = view
+    outer_first = sorted(map(Loop, copy.shape, strides, copy.stride()), key=lambda loop: -loop.here)
+    return _Trace(trace.names, (*trace.dtypes, copy.dtype), offset, merge_loops(outer_first))
 
 
 def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> Write:

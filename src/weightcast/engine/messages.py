@@ -86,7 +86,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class SurveyResult:
-    """How the tensors of a channel would fit, beside how the engine's own checkpoint does."""
+    """How the tensors of a channel would fit, compared with the engine's own checkpoint."""
 
     fit: Fit
     broken: Reason | None

@@ -7,7 +7,7 @@ every n-th row and column is still evenly spaced, and a part becomes a few parts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -32,13 +32,13 @@ class Packing:
     """From a row, or a column, to the next one of its group."""
 
     def through(self, part: Part) -> list[Part] | None:
-        """Where a part of the unpacked stack is after packing; None unless the part consists of rows of the stack."""
+        """Where a part of the unpacked stack is after packing; None unless it has rows and columns as the stack has."""
         rows, columns = self.shape
         size = rows * columns
-        lying = [stride if one.count > 1 else 0 for one, stride in zip(part.box.ranges, part.strides, strict=True)]
-        if len(lying) < 2 or lying[-2] not in (0, columns) or lying[-1] not in (0, 1):
+        strides = [stride if one.count > 1 else 0 for one, stride in zip(part.box.ranges, part.strides, strict=True)]
+        if len(strides) < 2 or strides[-2] not in (0, columns) or strides[-1] not in (0, 1):
             return None
-        if any(stride % size for stride in lying[:-2]):
+        if any(stride % size for stride in strides[:-2]):
             return None
         matrix, inside = divmod(part.offset, size)
         at = divmod(inside, columns)
@@ -55,9 +55,8 @@ class Packing:
             )
             hops = [(a + i) // n for a, i, n in zip(at, skipped, self.groups, strict=True)]
             place = self.first[group] + sum(hop * step for hop, step in zip(hops, self.steps, strict=True))
-            offset = matrix * size + int(place)
-            strides = (*part.strides[:-2], *self.steps)
-            found.append(Part(part.name, Box((*ranges[:-2], *tail)), part.parameter, part.dtype, offset, strides))
+            box, packed = Box((*ranges[:-2], *tail)), (*part.strides[:-2], *self.steps)
+            found.append(replace(part, box=box, offset=matrix * size + int(place), strides=packed))
         return found
 
 

@@ -42,7 +42,7 @@ def plan_patch(state: EngineState, start: Position | None, before: Fingerprint, 
 
 
 def plan_update(state: EngineState, table: TensorTable, target: Position) -> Plan | None:
-    """For an engine that no staged patches lead to ``target``; None if it is there."""
+    """For an engine without staged patches to ``target``; None if it is there already."""
     if state.position == target and not state.changing:
         return None
     unreachable = _unreachable(state, {spec.name for spec in table})
@@ -55,7 +55,7 @@ def _unreachable(state: EngineState, names: Collection[str]) -> frozenset[str]:
 
 
 def _whole_layers(table: TensorTable, names: Collection[str]) -> tuple[str, ...]:
-    """All tensors of the layers that ``names`` are in: given half a layer, a loader fills the rest with anything."""
+    """All tensors of the layers that ``names`` are in: a loader that gets half a layer leaves the rest undefined."""
     layers = {_layer_of(name) for name in names}
     return tuple(spec.name for spec in table if _layer_of(spec.name) in layers)
 

@@ -20,7 +20,7 @@ from weightcast.format.digest import Fingerprint
 
 @dataclass(frozen=True)
 class Proof:
-    """Which version the live parameters of all workers are."""
+    """Which version's bits the live parameters of all workers are."""
 
     claimed: Position | None
     """The version that the workers report."""

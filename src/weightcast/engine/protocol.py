@@ -49,12 +49,12 @@ def encode(message: object) -> str:
 
 
 def decode_request(text: str) -> Request[Any]:
-    """`ProtocolError` for another protocol, `FormatError` for anything else that is no request."""
+    """`ProtocolError` for another protocol, `FormatError` for anything else that is not a request."""
     return _decode(text, REQUESTS, "request")  # type: ignore[no-any-return]
 
 
 def decode_answer(text: str) -> Any:
-    """`ProtocolError` for another protocol, `FormatError` for anything else that is no answer."""
+    """`ProtocolError` for another protocol, `FormatError` for anything else that is not an answer."""
     return _decode(text, ANSWERS, "answer")
 
 
@@ -163,12 +163,12 @@ def _box_digest_plain(one: BoxDigest) -> list[Any]:
 
 
 def _box_digest(value: Any) -> BoxDigest:
-    _expect(isinstance(value, list) and len(value) == 4 and isinstance(value[0], list), "box", "four values", value)
-    for along in value[0]:
-        _expect(isinstance(along, list) and len(along) == 3, "box", "three numbers for each dimension", along)
-    ranges = tuple(Range(*(_value(number, int, "box") for number in along)) for along in value[0])
-    digest, problem = (_value(value[i], hint, "box digest") for i, hint in ((1, int | None), (2, Reason | None)))
-    return BoxDigest(Box(ranges), digest, problem, _value(value[3], bool, "box digest"))
+    _expect(isinstance(value, list) and len(value) == 4, "box", "four values", value)
+    box = _value(value[0], tuple[tuple[int, ...], ...], "box")
+    _expect(all(len(along) == 3 for along in box), "box", "three numbers for each dimension", value[0])
+    hints = (int | None, Reason | None, bool)
+    rest = (_value(one, hint, "box digest") for one, hint in zip(value[1:], hints, strict=True))
+    return BoxDigest(Box(tuple(Range(*along) for along in box)), *rest)
 
 
 def _channel(value: Any) -> Channel:

@@ -25,7 +25,7 @@ class EngineState:
     failed: str | None
     """Why the last update failed on a worker, if it did."""
     paused_by_agent: bool
-    """Whether an agent paused the engine, perhaps one that is dead by now."""
+    """Whether an agent paused the engine, perhaps one that has died."""
     updates: int
     """Since the engine started; before the first, it holds what it loaded."""
     table: str | None

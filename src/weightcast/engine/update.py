@@ -14,7 +14,7 @@ PAUSED = ("pause", "apply", "prove", "resume")
 
 @dataclass(frozen=True)
 class EngineUpdate:
-    """An engine is at a version that it was not at before; ``seconds`` are by phase."""
+    """An engine has reached a version; ``seconds`` are by phase."""
 
     position: Position
     changed: int

@@ -21,7 +21,7 @@ from weightcast.engine import messages as msg
 from weightcast.engine.background import Job, Jobs
 from weightcast.engine.box_digests import BoxDigest
 from weightcast.engine.layout import Layout
-from weightcast.engine.learn import Load
+from weightcast.engine.learn import TORCH_DTYPES, Load
 from weightcast.engine.live import LiveParameters
 from weightcast.engine.prepared import Prepared
 from weightcast.engine.protocol import decode_request, encode
@@ -31,9 +31,7 @@ from weightcast.follow.mirror_reader import reading_held
 from weightcast.follow.replica import Layers
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import Weights
-from weightcast.torch.coordinates import DTYPES
 
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 _log = logging.getLogger("weightcast")
 
 
@@ -181,10 +179,9 @@ class EngineWorker:
             for spec in specs:
                 job.refuse_cancelled()
                 found[spec.name] = tuple(live.digest(spec, request.remember))
-                parts = live.layout.locate(spec.name)
-                expected = [BoxDigest(part.box, live.digests[part]) for part in parts if part in live.digests]
-                if not request.remember and spec.name in trusted and parts and len(expected) == len(parts):
-                    remembered[spec.name] = tuple(expected)
+                parts = live.layout.locate(spec.name) if spec.name in trusted and not request.remember else ()
+                if parts and all(part in live.digests for part in parts):
+                    remembered[spec.name] = tuple(BoxDigest(part.box, live.digests[part]) for part in parts)
             return msg.Digests(found, remembered)
 
         self._jobs.start("read", request.job, work)
@@ -217,7 +214,7 @@ class EngineWorker:
             raise UsageError("the parameters are no longer what was loaded")
 
         def work(job: Job) -> msg.Comparison:
-            if not self._loaded or _signature(self._folder) != self._loaded:  # the files are others by now
+            if not self._loaded or _signature(self._folder) != self._loaded:  # the files have changed since
                 return msg.Comparison(frozenset(), frozenset())
             same: set[str] = set()
             other: set[str] = set()
@@ -314,7 +311,7 @@ def _staged(job: Job, prepared: Prepared) -> msg.Staged:
 
 @contextmanager
 def _mirrored(folder: str, table: TensorTable) -> Iterator[Weights]:
-    """A mirror's weights as of the end of its log. The lock is held, so that the log is not folded meanwhile."""
+    """A mirror's weights, log included. Its lock is held, so that the log is not folded meanwhile."""
     with reading_held(Path(folder), table) as held:
         if held.fingerprint is None:
             raise CheckpointError("the folder is not a mirror of the channel", file=folder)
@@ -323,11 +320,11 @@ def _mirrored(folder: str, table: TensorTable) -> Iterator[Weights]:
 
 def _tensor_of(spec: TensorSpec, weights: Weights) -> torch.Tensor:
     bits = weights.read(spec.name)
-    return torch.from_numpy(bits.view("u1")).view(_TORCH[spec.dtype]).reshape(spec.shape)
+    return torch.from_numpy(bits.view("u1")).view(TORCH_DTYPES[spec.dtype]).reshape(spec.shape)
 
 
 def _available() -> int:
-    """Bytes of host memory that can be had without pushing anything out."""
+    """Bytes of host memory that are free, or can be freed without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10

@@ -23,8 +23,8 @@ from weightcast.store.backoff import CLOCK, Backoff, Clock
 BEAT_EVERY, BEAT_MOST = 30.0, 5.0
 """Seconds between two heartbeats when nothing is new, and when something is."""
 
-_FRESH = 90.0
-"""Seconds: three heartbeats of an idle replica."""
+FRESH = 90.0
+"""Seconds for which a heartbeat counts: three of an idle replica."""
 
 _LONGEST = 3600.0
 """Seconds between two attempts at most, where the bucket refuses heartbeats."""
@@ -107,7 +107,7 @@ class HeartbeatSender:
             found = heartbeat_of(chain, self.replica)
         if found is None or found.instance in self._ours | self._rivals:
             return
-        if not first or abs(time.time() - found.time) < _FRESH:
+        if not first or abs(time.time() - found.time) < FRESH:
             self._rivals.add(found.instance)
             _log.warning(
                 "another process reports as replica %s, or did a moment ago: `status` and `gc` see only one of them. "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SLOW = "WEIGHTCAST_TEST_SLOW"
-"""Names a file: while it is there, a worker sleeps for as many seconds as it says behind every write."""
+"""Names a file: while it is there, a worker sleeps for as many seconds as it says after every write."""
 
 
 def slow_down() -> None:

@@ -8,7 +8,6 @@ changes to vLLM are made here, by the backend, in workers of an engine that sele
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 
 WORKS_WITH = ("0.32",)
-
-Named = Iterable[tuple[str, torch.Tensor]]
 
 
 def refuse_other_vllm(version: str) -> None:
@@ -44,25 +41,17 @@ def keep_plain_weights(model: torch.nn.Module, config: Any) -> None:
     from vllm.model_executor.layers import utils
 
     ops._supports_onednn = False
-    utils.check_cpu_sgl_kernel = _never
+    utils.check_cpu_sgl_kernel = lambda *_, **__: False
     dropped = set()
     for prefix, module in model.named_modules():
         if "cpu_linear" in vars(module):
-            module.cpu_linear = _linear
+            module.cpu_linear = torch.nn.functional.linear
             if not module.weight.numel():
                 dropped.add(f"{prefix}.weight")
                 _allocate(module)
     if dropped:
         with set_current_vllm_config(config):
             _load_again(model, config, dropped)
-
-
-def _never(*_: object, **__: object) -> bool:
-    return False
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
 
 
 def _allocate(module: torch.nn.Module) -> None:
@@ -87,9 +76,8 @@ def _load_again(model: Any, config: Any, parameters: set[str]) -> None:
         hint = "Start it with the default --load-format."
         raise UsageError(f"on a CPU the weightcast backend does not work with {type(loader).__name__}", hint=hint)
 
-    def weights() -> Named:
-        found: Named = loader.get_all_weights(config.model_config, model)
-        return found
+    def weights() -> Any:
+        return loader.get_all_weights(config.model_config, model)
 
     table = TensorTable.of(
         TensorSpec(name, DTYPES.get(one.dtype, str(one.dtype)), tuple(one.shape)) for name, one in weights()
@@ -100,8 +88,4 @@ def _load_again(model: Any, config: Any, parameters: set[str]) -> None:
         name = min(layout.unknown)
         raise UsageError(f"on a CPU this model cannot be followed: {layout.unknown[name]}", tensor=name, hint=hint)
     names = {part.name for parameter in parameters for part in layout.by_parameter.get(parameter, ())}
-    model.load_weights(_only(names, weights()))
-
-
-def _only(names: set[str], weights: Named) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, tensor) for name, tensor in weights if name in names)
+    model.load_weights((name, tensor) for name, tensor in weights() if name in names)
