@@ -154,7 +154,7 @@ def test_mirror_follows_a_channel_that_was_reset(world: World) -> None:
             if staged is not None:
                 break
         assert staged is not None
-        assert staged.folder is None, "what is held is version 0 of the new channel: a delta is enough"
+        assert staged.anchor is None, "what is held is version 0 of the new channel: a delta is enough"
         assert subscriber.apply(staged).version == 1
         assert same_bits(subscriber.weights, world.states[6])  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from weightcast.channel.keys import ANCHORS, CHANNEL, CHANNEL_COPY, MANIFESTS, R
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
 from weightcast.errors import ChannelError, CheckpointError, ConflictError, FormatError, UsageError
 from weightcast.follow.mirror import Mirror
-from weightcast.follow.mirror_folder import default_mirror
+from weightcast.follow.mirror_folder import cache_folder, default_mirror
 from weightcast.publish import from_checkpoint as folders
 from weightcast.store import open_store
 from weightcast.store.download import mark_of
@@ -234,7 +234,7 @@ def test_default_mirror_stays_in_the_cache(name: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(UsageError):
         default_mirror(name)
-    assert default_mirror("0" * 32).parent == tmp_path / "weightcast"
+    assert default_mirror("0" * 32).parent == cache_folder() == tmp_path / "weightcast"
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from weightcast.cli.text import Column, Table
 from weightcast.cli.wording import ago, count, seconds, size
 from weightcast.disk.durable import locked
 from weightcast.errors import BusyError, UsageError
-from weightcast.follow.mirror_folder import MirrorFolder, default_mirror
+from weightcast.follow.mirror_folder import MirrorFolder, cache_folder
 from weightcast.follow.mirror_reader import mirror_status
 
 _PRUNED = ".pruned"
@@ -78,11 +78,6 @@ def cache(
         table.add(version, size(mirror.bytes), used, mirror.channel, mirror.folder)
     say(table)
     say(f"{count(len(found), 'mirror')}, {size(sum(mirror.bytes for mirror in found))}")
-
-
-def cache_folder() -> Path:
-    """Where this user's mirrors are kept by default."""
-    return default_mirror("0" * 32).parent
 
 
 def mirrors(folder: Path) -> list[Cached]:

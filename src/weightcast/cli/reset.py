@@ -7,12 +7,12 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
-from weightcast.cli.cache import cache_folder
 from weightcast.cli.channels import open_bucket
 from weightcast.cli.console import say, tell, warn
 from weightcast.cli.options import Url
 from weightcast.cli.wording import count, one_line
 from weightcast.errors import FormatError, UsageError, VersionError
+from weightcast.follow.mirror_folder import cache_folder
 from weightcast.store.base import Store
 from weightcast.upkeep import collect
 

@@ -213,7 +213,7 @@ class Agent:
     def _stage_patches(self, state: EngineState, staged: Staged) -> _Ready | None:
         """Have the workers prepare what was fetched, if the engine is where it begins."""
         before = self.subscriber.mirror.fingerprint
-        if before is None or staged.folder is not None:  # an anchor, not patches
+        if before is None or staged.anchor is not None:
             return None
         plan = plan_patch(state, staged.start, before, staged.fingerprint)
         if plan is None:

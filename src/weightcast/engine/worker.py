@@ -28,7 +28,7 @@ from weightcast.engine.protocol import decode_request, encode
 from weightcast.engine.state import table_digest
 from weightcast.errors import CheckpointError, FormatError, UsageError, WeightcastError
 from weightcast.follow.mirror_reader import reading_held
-from weightcast.follow.replica import Layers
+from weightcast.follow.replica import opened_patches
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import Weights
 
@@ -190,8 +190,8 @@ class EngineWorker:
         live, trusted = self._known(), frozenset(self._trusted)
 
         def work(job: Job) -> msg.Staged:
-            with Layers([Path(path) for path in request.paths]) as layers:
-                return _staged(job, live.prepare_patches(layers.readers, trusted, self._room(), job.refuse_cancelled))
+            with opened_patches(map(Path, request.paths)) as patches:
+                return _staged(job, live.prepare_patches(patches, trusted, self._room(), job.refuse_cancelled))
 
         self._jobs.start("update", request.job, work)
 

@@ -16,7 +16,7 @@ from weightcast.channel.records import Manifest, ObjectRef, Reference
 from weightcast.channel.reference import bring
 from weightcast.channel.route import Route, route_bytes
 from weightcast.disk.checkpoint import Checkpoint
-from weightcast.disk.companions import remove_code_references
+from weightcast.disk.companions import WEIGHTS, remove_code_references
 from weightcast.disk.durable import Report, discard, require_space
 from weightcast.errors import (
     AccessError,
@@ -36,9 +36,8 @@ from weightcast.store.download import fetch, sha256_of
 _AHEAD = 2
 """Objects that are fetched while another is decoded."""
 
-
 _BAD_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR}
-"""Errors for a file name that the system cannot have: the fault of the channel, not of the disk."""
+"""Errors for a file name that the system does not allow: the fault of the channel, not of the disk."""
 
 
 class BadEdgeError(Exception):
@@ -57,7 +56,7 @@ class Arrived:
     edge: Edge
     path: Path
     position: Position | None
-    """Where it leads, by an anchor's record or the manifest of that version; None if the manifest was not needed."""
+    """The version it leads to, by an anchor's record or by a manifest; None if the manifest was not needed."""
     base: str | None
     """The digest that a delta begins at, by its manifest."""
     digests: Mapping[str, int] = field(default_factory=dict)
@@ -65,7 +64,7 @@ class Arrived:
 
 
 def name_of(edge: Edge) -> str:
-    """The name of an edge's file or folder here: two versions may have equal objects, but keys are unique."""
+    """The name of an edge's local file or folder: two versions may have equal objects, but keys are unique."""
     return edge.key.rstrip("/").rpartition("/")[2]
 
 
@@ -76,9 +75,8 @@ def arrivals(
     progress = _Progress(report, route_bytes(route))
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="weightcast-fetch") as pool:
         waiting: list[Future[Arrived]] = []
-        ahead = iter(route)
         try:
-            for edge in ahead:
+            for edge in route:
                 waiting.append(pool.submit(_fetch_edge, chain, incoming, edge, goal, progress))
                 if len(waiting) > _AHEAD:
                     yield waiting.pop(0).result()
@@ -101,7 +99,7 @@ class _Progress:
         self._report, self._total = report, total
         self._done: dict[str, int] = {}
         self.stopped = False
-        """Ends the downloads that are running at their next part; they can be resumed."""
+        """Ends the running downloads at their next part; they can be resumed."""
 
     def of(self, key: str) -> Report:
         def one(stage: str, done: int, total: int) -> None:
@@ -150,7 +148,7 @@ def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:
 
 
 def _delta_of(manifest: Manifest | None, edge: Edge) -> tuple[ObjectRef, str]:
-    """The object of a delta and the digest that it begins from, by its manifest."""
+    """The object of a delta and the digest that it begins at, by its manifest."""
     assert manifest is not None, "the manifest of a delta is always read"
     assert manifest.base is not None, "a manifest that names a delta has a base"
     if manifest.object.size != edge.nbytes:
@@ -167,7 +165,7 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
         return _fetch_reference(chain, edge, folder, anchor.position, anchor.reference, progress)
     names = {ref.key.rpartition("/")[2]: ref for ref in anchor.files}
     try:
-        require_space(folder, anchor.nbytes - _stored(folder))
+        require_space(folder, anchor.nbytes - sum(path.stat().st_size for path in folder.iterdir()))
     except SpaceError:
         if anchor.nbytes <= edge.nbytes:
             raise
@@ -177,18 +175,13 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     def one(name: str) -> dict[str, int]:
         """Fetch a file and digest its tensors, while other files are fetched."""
         _fetch_object(chain, names[name], folder / name, progress, durable=True)
-        if not name.endswith(".safetensors"):
-            return {}
-        with Checkpoint(folder / name) as file:
-            return dict(zip((spec.name for spec in file.table), tensor_digests(file), strict=True))
+        return _digests(folder / name) if name.endswith(WEIGHTS) else {}
 
     digests: dict[str, int] = {}
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="weightcast-file") as pool:
         for found in pool.map(one, sorted(names, key=lambda name: -names[name].size)):
-            if digests.keys() & found.keys():
-                raise FormatError(
-                    "two files of the anchor hold the same tensor", tensor=min(digests.keys() & found.keys())
-                )
+            if twice := digests.keys() & found.keys():
+                raise FormatError("two files of the anchor hold the same tensor", tensor=min(twice))
             digests |= found
     for path in folder.iterdir():
         if path.name not in names:
@@ -200,19 +193,18 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
 def _fetch_reference(
     chain: Chain, edge: Edge, folder: Path, position: Position, reference: Reference, progress: _Progress
 ) -> Arrived:
-    """Fetch a checkpoint from outside the bucket; it is verified like any other."""
+    """Fetch a checkpoint from outside the bucket; it is verified as any other is."""
     try:
         bring(reference, folder, progress.of(edge.key), expected_bytes=chain.channel.table.nbytes)
     except StoreError as error:
         discard(folder)  # the Hub's own cache can resume
         raise BadEdgeError(edge, error) from error
-    with Checkpoint(folder) as files:
-        digests = dict(zip((spec.name for spec in files.table), tensor_digests(files), strict=True))
-    return Arrived(edge, folder, position, None, digests)
+    return Arrived(edge, folder, position, None, _digests(folder))
 
 
-def _stored(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+def _digests(path: Path) -> dict[str, int]:
+    with Checkpoint(path) as files:
+        return dict(zip((spec.name for spec in files.table), tensor_digests(files), strict=True))
 
 
 def _fetch_object(chain: Chain, ref: ObjectRef, path: Path, progress: _Progress, *, durable: bool) -> None:

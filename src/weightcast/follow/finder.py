@@ -12,8 +12,8 @@ from weightcast.errors import ChannelError, FormatError, MissingError
 from weightcast.follow.replica import Replica, position_of
 from weightcast.format.diff import refuse_other_table
 
-_LOOK_FURTHER = 32
-"""Idle polls until the head is looked up by listing: the next versions may be collected, or the channel reset."""
+_LIST_EVERY = 32
+"""Idle polls until the head is found by listing: the next versions may be collected, or the channel reset."""
 
 
 class Finder:
@@ -23,7 +23,7 @@ class Finder:
         self.chain = chain
         self.replica = open_replica(chain)
         self._open_replica = open_replica
-        self._idle = _LOOK_FURTHER
+        self._idle = _LIST_EVERY
 
     def goal(self, policy: Policy) -> Manifest | None:
         """The commit that ``policy`` goes to; None to stay."""
@@ -48,21 +48,21 @@ class Finder:
         """An update was applied: the next poll asks only for the version after it."""
         self._idle = 0
 
-    def look_further(self) -> None:
-        """Look the head up by listing at the next poll."""
-        self._idle = _LOOK_FURTHER
+    def list_next(self) -> None:
+        """Find the head by listing at the next poll."""
+        self._idle = _LIST_EVERY
 
     def _head(self) -> Manifest | None:
         """The head; None if nothing is new, which takes one small request."""
         try:
             at = self.replica.version
-            return self.look_up() if at is None or self._idle >= _LOOK_FURTHER else self._look_ahead(at)
+            return self.list_head() if at is None or self._idle >= _LIST_EVERY else self._newer_than(at)
         except ChannelError:
             if not self._follow_reset():
                 raise
-            return self.look_up()
+            return self.list_head()
 
-    def _look_ahead(self, at: int) -> Manifest | None:
+    def _newer_than(self, at: int) -> Manifest | None:
         following = self.chain.after(at)
         if following is None:
             self._idle += 1
@@ -71,8 +71,8 @@ class Finder:
         beyond = self.chain.after(at + 1)
         return following if beyond is None else self.chain.head(known=at + 2)
 
-    def look_up(self) -> Manifest | None:
-        """The head, by listing; also find out which version the replica holds."""
+    def list_head(self) -> Manifest | None:
+        """The head, by listing; also determine which version the replica holds."""
         self._idle = 0
         if self.replica.fingerprint is None:
             self.replica.examine()
@@ -92,7 +92,7 @@ class Finder:
         """Whether the channel lacks our version, or has another under its number: it was put back, or reset."""
         at = position_of(self.replica)
         if at is None or at.version < head.position.version:
-            return False  # the edges that lead on show whether they begin at our bits
+            return False  # the next edges show whether they begin at our bits
         try:
             return at != head.position and self.chain.manifest(at.version).position != at
         except MissingError as error:
@@ -101,7 +101,7 @@ class Finder:
             return True
 
     def _follow_reset(self) -> bool:
-        """Switch to the channel that replaced ours, if one did; the weights held may well be a version of it."""
+        """Switch to the channel that replaced ours, if one did; the weights may well be a version of it."""
         chain = Chain.open(self.chain.store)
         if chain.channel.id == self.chain.channel.id:
             return False
@@ -112,7 +112,7 @@ class Finder:
         return True
 
     def is_elsewhere(self) -> bool:
-        """Whether the replica does not hold the version it is thought to hold; then that is forgotten."""
+        """Whether the replica does not hold the version that it seemed to; if so, it has none until it is located."""
         at = position_of(self.replica)
         with suppress(MissingError, FormatError):
             if at is not None and self.chain.manifest(at.version).position != at:

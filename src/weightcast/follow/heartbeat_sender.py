@@ -1,4 +1,4 @@
-"""A replica's heartbeats: reports to the bucket, sent rarely, and retried later where the bucket refuses them."""
+"""A replica's heartbeats: reports to the bucket, sent now and then, and less often where the bucket refuses them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HeartbeatSender:
         self._instance_file = instance_file
         self._clock = clock
         self._sent: tuple[Position, str | None, int | None] | None = None
-        """Position, error and command's version of the last heartbeat, if that got through."""
+        """Position, error and command's version of the last heartbeat, if it was sent."""
         self._error: str | None = None
         self._ours = {self.instance}
         self._rivals: set[str] = set()
@@ -79,7 +79,7 @@ class HeartbeatSender:
         except AccessError:
             self._not_before = now + self._refusals.failed()
         except StoreError:
-            pass  # the next may get through
+            pass  # the next one may succeed
         else:
             self._sent = news
             self._refusals.succeeded()

@@ -1,7 +1,7 @@
-"""Patches that lead back: made while a mirror folds its log, so that it can return to its last versions by itself.
+"""Patches that lead back, made while a mirror folds its log: it can return to its last versions without a download.
 
-Each holds the bits that one version overwrote. They are a cache: whatever is missing, damaged or does not begin at the
-mirror's version costs a download and nothing else, and what they lead to is verified like any patch.
+Each holds the bits that one version overwrote. They are a cache: one that is missing, damaged or does not begin at the
+mirror's version costs a download and nothing else, and the result is verified as that of any patch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from weightcast.channel.keys import Position
 from weightcast.disk.durable import Report, discard, replacing
 from weightcast.disk.staged import Overlay, stage
 from weightcast.errors import CheckpointError, FormatError, MismatchError, UsageError, WeightcastError
+from weightcast.follow.mirror_state import FilesState
 from weightcast.follow.redo_log import Layer, log_name, read_log_name
 from weightcast.follow.replica import Staged, StagedPatch
 from weightcast.format.codec import CODECS
@@ -28,10 +29,10 @@ from weightcast.format.tensors import Bits, Weights
 from weightcast.format.workers import ONE, Workers
 
 MOST = 16
-"""Versions that a mirror can go back by itself: two folds of a follower."""
+"""Versions that a mirror can go back without a download: two folds of a follower."""
 
 _SHARE, _FLOOR = 2, 1 << 24
-"""The limit of all patches: the weights' bytes divided by the first, but never less than the second."""
+"""The limit of all patches together: the weights' bytes divided by the first, but at least the second."""
 
 
 class History:
@@ -78,7 +79,7 @@ class History:
                     return None
                 layers.append(PatchReader(opened.enter_context(FileSource(out))))
                 patches.append(StagedPatch(Position(version, fingerprint.digest), out))
-        return Staged(start, goal, fingerprint, None, None, None, tuple(patches), 0)
+        return Staged(start, goal, fingerprint, tuple(patches))
 
     def _route(self, start: Position, goal: Position) -> list[tuple[Path, int]] | None:
         """The patches from ``start`` to ``goal`` with the version each leads to, by their headers; None if none do."""
@@ -98,8 +99,8 @@ class History:
                 return found
         return None
 
-    def record(self, base: tuple[int, Fingerprint], layers: Sequence[Layer]) -> Undo:
-        """Begin to record what folding ``layers`` overwrites, as far back as the limits and the disk allow."""
+    def record(self, base: FilesState, layers: Sequence[Layer]) -> Undo:
+        """Begin to record what folding ``layers`` into ``base`` overwrites, as far as the limits and the disk allow."""
         self._folder.mkdir(exist_ok=True)
         kept, nbytes = 0, 0
         for layer in reversed(layers[-MOST:]):
@@ -107,7 +108,8 @@ class History:
             if nbytes > self._limit or 4 * nbytes > shutil.disk_usage(self._folder).free:
                 break
             kept += 1
-        starts = [base, *((layer.version, layer.fingerprint) for layer in layers)]
+        first = base.position.version, Fingerprint(self._table, base.digests)
+        starts = [first, *((layer.version, layer.fingerprint) for layer in layers)]
         return Undo(self._folder, self._next(), starts, layers, kept)
 
     def _next(self) -> int:
@@ -146,11 +148,11 @@ class Undo:
     def apply(self, name: str, bits: Bits) -> Bits:
         """One tensor with all layers applied; record what they overwrite. Call it in the table's order."""
         for number, layer in enumerate(self._layers):
-            row = layer.row(name)
+            row = layer.rows.get(name)
             if row is None:
                 continue
             coded = layer.reader.coded(row)
-            # The indices are believed: the digest of the result shows whether the bits are right.
+            # The indices are not checked: the digest of the result shows whether the bits are right.
             patch = CODECS["plain"].decode(coded, None if "indices" in coded.streams else bits, ONE)
             old = bits[patch.indices]
             patch.scatter(bits)

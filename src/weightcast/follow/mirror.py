@@ -1,7 +1,7 @@
-"""A mirror: a Hugging Face checkpoint folder that is kept at a channel's versions, and survives a kill at any moment.
+"""A mirror: a Hugging Face checkpoint folder that follows a channel, and survives a kill at any moment.
 
 One step of training touches nearly every page of the files, so they are not written for every version: a version is
-taken by adding its patch to the log, which is synced. Now and then the log is *folded* into the files. The log holds
+applied by appending its patch to the log, durably. Every few versions the log is *folded* into the files. It holds
 absolute bits and is removed only after the files are synced, so an interrupted fold is simply done again.
 
 A kill leaves all that was written, a loss of power only what was synced; one order of writing and syncing serves both.
@@ -19,7 +19,7 @@ from weightcast.disk.checkpoint import MIRROR, Checkpoint, redo_path
 from weightcast.disk.durable import Report, disk_errors, own_copy, silent
 from weightcast.disk.staged import Overlay, fingerprint_of
 from weightcast.errors import BusyError, CheckpointError, UsageError, WeightcastError
-from weightcast.follow.history import History, Undo
+from weightcast.follow.history import History
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.mirror_install import finish_install, move_in, prepare_install
 from weightcast.follow.mirror_state import FilesState, file_times, read_state, write_state
@@ -32,10 +32,10 @@ from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE, Workers
 
 FOLD_EVERY = 8
-"""Versions in the log before they are folded; a reader that holds the lock delays it, and the log grows meanwhile."""
+"""Versions in the log before they are folded; a reader that holds the lock delays that, and the log grows meanwhile."""
 
 PATIENCE = 30.0
-"""Seconds that a change of the files waits for their readers, before it gives up with a `BusyError`."""
+"""Seconds that a change of the files waits for their readers before it raises a `BusyError`."""
 
 _PULL_AGAIN = "Pull again: the channel has what the files should be."
 
@@ -66,6 +66,7 @@ class Mirror:
         self._workers, self._report = workers, report
         self._fold_every, self._patience = fold_every, patience
         self._place = MirrorFolder(self.folder)
+        self.workshop = self._place.inner
         self._log = RedoLog(self._place.log)
         self._history = History(self._place.history, table)
         self._files: Checkpoint | None = None
@@ -76,19 +77,10 @@ class Mirror:
             self._open()
 
     @property
-    def workshop(self) -> Path:
-        return self._place.inner
-
-    @property
     def weights(self) -> Weights | None:
         if self._files is None:
             return None
         return Overlay(self._files, self._log.readers, fresh=True)
-
-    @property
-    def log(self) -> list[Path]:
-        """The staged patches that lead from what the files hold to what the mirror holds."""
-        return self._log.paths
 
     @property
     def folded(self) -> Position | None:
@@ -120,13 +112,13 @@ class Mirror:
         raise UsageError("the folder is a mirror of another channel", file=str(self.folder), hint=hint)
 
     def _recover(self) -> None:
-        """Complete what was interrupted, then find out which version the folder holds."""
+        """Complete what was interrupted, then determine which version the folder holds."""
         if self._place.install.exists():
             self._install(verified=False)
         self._load(verified=False)
 
     def _load(self, verified: bool) -> None:
-        """Open files and log as they are; ``verified`` says that no other program can have changed them."""
+        """Open files and log as they are; ``verified``: no other program can have changed them."""
         self._folded = self._read_state(self._place.position)
         if self._folded is None:
             self._log.clear()
@@ -172,12 +164,12 @@ class Mirror:
                 raise
             return False  # damaged or missing files of our own: an anchor replaces them
         try:
-            refuse_other_table(self.table, self._files.table)
-        except UsageError as error:
+            hint = "It holds another model. Name an empty folder."
+            refuse_other_table(self.table, self._files.table, file=str(self.folder), hint=hint)
+        except UsageError:
             self._close_files()
             if self.adopted:
-                hint = "It holds another model. Name an empty folder."
-                raise UsageError(error.problem, file=str(self.folder), tensor=error.tensor, hint=hint) from None
+                raise
             return False
         return True
 
@@ -192,7 +184,7 @@ class Mirror:
     def _set(self, version: int | None, fingerprint: Fingerprint | None) -> None:
         self.version, self.fingerprint = version, fingerprint
 
-    # -- know what is held ---------------------------------------------------------------------------------------------
+    # -- what is held --------------------------------------------------------------------------------------------------
 
     def locate(self, version: int | None) -> None:
         """Set the version that the weights are; None if they are not a version of this channel."""
@@ -244,17 +236,14 @@ class Mirror:
     # -- apply ---------------------------------------------------------------------------------------------------------
 
     def apply(self, staged: Staged) -> None:
-        """Hold what was staged, durably when this returns; if it raises, the mirror is at the old version or the new.
-
-        Of several patches some may have been applied if it raises: their version is a committed one, too.
-        """
-        if staged.folder is None and position_of(self) != staged.start:
+        """Hold what was staged, durably when this returns. If it raises, some of the patches may have been applied."""
+        if staged.anchor is None and position_of(self) != staged.start:
             raise UsageError("this was staged for another version", file=str(self.folder), hint="Poll again.")
         # Files must not be replaced under a reader; a `BusyError` leaves everything as it was.
-        lock = self._place.exclusive(self._patience) if staged.folder is not None else nullcontext()
+        lock = self._place.exclusive(self._patience) if staged.anchor is not None else nullcontext()
         with lock, self._doubting():
-            if staged.folder is not None:
-                prepare_install(self._place, staged, self.channel, self._url)
+            if staged.anchor is not None:
+                prepare_install(self._place, staged.anchor, staged.patches, self.channel, self._url)
                 self._install(verified=True)
                 self._load(verified=True)
                 self.adopted = False
@@ -270,13 +259,14 @@ class Mirror:
         for patch in staged.patches:
             assert self.version is not None
             assert self.fingerprint is not None
-            if not self._log.append(patch.path, patch.position.version, self.version, self.fingerprint):
+            layer = self._log.append(patch.path, patch.position.version, self.version, self.fingerprint)
+            if layer is None:
                 return
-            self._set(*(self._log.end or (self.version, self.fingerprint)))
+            self._set(layer.version, layer.fingerprint)
         self._log.sync()
 
     def _install(self, verified: bool) -> None:
-        """Move the files of a prepared anchor in. ``verified`` says that their bits were just checked.
+        """Move the files of a prepared anchor in; ``verified``: their bits were just checked.
 
         The mark stays: the log that came with them must be folded first, or the files would show an older version.
         """
@@ -351,9 +341,10 @@ class Mirror:
         self._place.mark()
         touched = {row.spec.name for reader in self._log.readers for row in reader.rows}
         done, total = 0, sum(self.table[name].nbytes for name in touched)
+        undo = self._history.record(self._folded, self._log.layers) if self._folded and not again else None
         with (
+            undo or nullcontext(),
             Checkpoint(self.folder, aliases=dict(self.table.aliases), writable=True, interrupted=True) as files,
-            self._recording(again) as undo,
         ):
             overlay = Overlay(files, self._log.readers, fresh=True)
             for spec in self.table:
@@ -376,22 +367,12 @@ class Mirror:
         self._history.trim()
 
     def _unshare_files(self) -> None:
-        """Give the files that are about to be written copies of their own if another folder shares them."""
+        """Replace files that another folder shares by copies: they are about to be written."""
         copied = [own_copy(path, self._place.inner) for path in self._files_now().files]
         if any(copied):
             self._close_files()
             if not self._open_files():
                 raise CheckpointError("the files cannot be opened again", file=str(self.folder), hint=_PULL_AGAIN)
-
-    @contextmanager
-    def _recording(self, again: bool) -> Iterator[Undo | None]:
-        """Record what a fold overwrites; None if that cannot be known any more."""
-        if again or self._folded is None:
-            yield None
-            return
-        base = self._folded.position.version, Fingerprint(self.table, self._folded.digests)
-        with self._history.record(base, self._log.layers) as undo:
-            yield undo
 
     # -- close ---------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The folder of a mirror: its layout, its one owner, the lock between readers and writer, and its default place.
+"""The folder of a mirror: its layout, its one owner, the lock between readers and writer, and where it is by default.
 
 FOLDER/*.safetensors, config.json, …    the checkpoint at the *folded* version, for any tool to load
 FOLDER/.weightcast/position.json        which version that is, with the digest of every tensor
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from weightcast.channel.keys import is_channel_id
@@ -25,12 +25,8 @@ from weightcast.disk.checkpoint import CHANGING, MIRROR
 from weightcast.disk.durable import discard, locked, remove, sync_folder, write_mark
 from weightcast.errors import BusyError, UsageError
 
-_POSITION, _INSTALL, _RAN, _INSTANCE = "position.json", "install.json", "ran.json", "instance"
-_OWN = {_POSITION, _INSTALL, CHANGING, _RAN, _INSTANCE, "history", "log", "staged", "incoming", "lock", "owner"}
-_NEW_FILES, _NEW_LOG = "anchor", "ahead"
-
-_LOOK = 5.0
-"""Seconds to wait for those who only look whether a mirror has an owner: they are done in a moment."""
+_CHECK = 5.0
+"""Seconds to wait for processes that only check whether a mirror has an owner: they are done in a moment."""
 
 
 class MirrorFolder:
@@ -39,12 +35,19 @@ class MirrorFolder:
     def __init__(self, path: Path):
         self.path = path
         self.inner = path / MIRROR
-        self.position, self.install, self.changing = (self.inner / name for name in (_POSITION, _INSTALL, CHANGING))
-        self.ran, self.instance = self.inner / _RAN, self.inner / _INSTANCE
-        self.log, self.history = self.inner / "log", self.inner / "history"
-        self.staged, self.incoming = self.inner / "staged", self.inner / "incoming"
-        self.new_files, self.new_log = self.inner / _NEW_FILES, self.inner / _NEW_LOG
-        self._owner, self._lock = self.inner / "owner", self.inner / "lock"
+        self.position = self.inner / "position.json"
+        self.log = self.inner / "log"
+        self.history = self.inner / "history"
+        self._lock = self.inner / "lock"
+        self.changing = self.inner / CHANGING
+        self.install = self.inner / "install.json"
+        self.new_files = self.inner / "anchor"
+        self.new_log = self.inner / "ahead"
+        self.staged = self.inner / "staged"
+        self.incoming = self.inner / "incoming"
+        self._owner = self.inner / "owner"
+        self.ran = self.inner / "ran.json"
+        self.instance = self.inner / "instance"
         self._made: list[Path] = []
         self._is_exclusive = False
 
@@ -74,12 +77,12 @@ class MirrorFolder:
         return self.position.exists() or self.install.exists()
 
     def sweep(self) -> None:
-        """Delete what a killed process left that is of no further use."""
-        keep = _OWN | ({_NEW_FILES, _NEW_LOG} if self.install.exists() else set())
-        for path in self.inner.iterdir():
-            if path.name not in keep:
-                discard(path)
-        for path in self.staged.iterdir():
+        """Delete what a killed process left and no later one uses."""
+        keep = {self.position, self.log, self.history, self._lock, self.changing, self.install}
+        keep |= {self.staged, self.incoming, self._owner, self.ran, self.instance}
+        if self.install.exists():
+            keep |= {self.new_files, self.new_log}
+        for path in {*self.inner.iterdir(), *self.staged.iterdir()} - keep:
             discard(path)
 
     def keep_files(self) -> None:
@@ -96,7 +99,7 @@ class MirrorFolder:
 
     @property
     def is_owned(self) -> bool:
-        """Whether a process keeps this mirror. One that starts at this moment waits until we have looked."""
+        """Whether a process keeps this mirror. One that starts at this moment waits for the check."""
         try:
             with locked(self._owner, shared=True, patience=0) if self._owner.exists() else nullcontext():
                 return False
@@ -107,7 +110,7 @@ class MirrorFolder:
     def owned(self) -> Iterator[None]:
         """Be the one process that keeps this mirror; `BusyError` if another one does."""
         self._part_from_original()
-        patience = 0.0 if self.is_owned else _LOOK
+        patience = 0.0 if self.is_owned else _CHECK
         with locked(self._owner, patience=patience, holder="another follower of this mirror"):
             if self._owner.read_bytes() != self._identity():
                 self._owner.write_bytes(self._identity())
@@ -145,17 +148,15 @@ class MirrorFolder:
             finally:
                 self._is_exclusive = False
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the readers' lock: nothing is folded into the files meanwhile."""
-        with locked(self._lock, shared=True):
-            yield
+    def shared(self) -> AbstractContextManager[None]:
+        """Hold the readers' lock: the files do not change meanwhile."""
+        return locked(self._lock, shared=True)
 
     # -- the mark ------------------------------------------------------------------------------------------------------
 
     @property
     def is_changing(self) -> bool:
-        """Whether the files change, or did when a process was killed, or are wrong: they must not be loaded."""
+        """Whether the files are being written, or were when a process was killed, or are wrong: do not load them."""
         return self.changing.exists()
 
     def mark(self) -> None:
@@ -175,11 +176,16 @@ def _refuse_strange_folder(folder: Path) -> None:
         raise UsageError("the folder is neither empty nor a checkpoint", file=str(folder), hint=hint)
 
 
-def default_mirror(channel: str) -> Path:
-    """The folder in the user's cache for the channel with this id; the folder above it is created."""
-    if not is_channel_id(channel):  # it becomes a path: nothing may lead out of the cache
-        raise UsageError(f"{channel[:100]!r} is not the id of a channel", hint="An id is 32 hexadecimal digits.")
+def cache_folder() -> Path:
+    """Where this user's mirrors are by default; it is created."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "weightcast"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / channel
+    return folder
+
+
+def default_mirror(channel: str) -> Path:
+    """The mirror of the channel with this id in the user's cache."""
+    if not is_channel_id(channel):  # it becomes a path: nothing may lead out of the cache
+        raise UsageError(f"{channel[:100]!r} is not the id of a channel", hint="An id is 32 hexadecimal digits.")
+    return cache_folder() / channel

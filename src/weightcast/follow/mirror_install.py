@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 
 from weightcast.disk.checkpoint import INDEX
 from weightcast.disk.durable import discard, remove, sync_folder
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.mirror_state import FilesState, read_state, write_state
 from weightcast.follow.redo_log import log_name
-from weightcast.follow.replica import Staged
+from weightcast.follow.replica import StagedAnchor, StagedPatch
 
 
-def prepare_install(place: MirrorFolder, staged: Staged, channel: str, url: str) -> None:
-    """Lay out a staged anchor and its patches: after this they will be installed, however often we are killed."""
-    assert staged.folder is not None
-    assert staged.anchor is not None
-    assert staged.anchor_digests is not None
+def prepare_install(
+    place: MirrorFolder, anchor: StagedAnchor, patches: Iterable[StagedPatch], channel: str, url: str
+) -> None:
+    """Lay out an anchor and the patches after it: from now on they will be installed, however often we are killed."""
     for left in (place.new_files, place.new_log):
         discard(left)
     place.new_log.mkdir()
-    version = staged.anchor.version
-    for number, patch in enumerate(staged.patches):
+    version = anchor.position.version
+    for number, patch in enumerate(patches):
         patch.path.replace(place.new_log / log_name(number, version, patch.position.version))
         version = patch.position.version
-    staged.folder.rename(place.new_files)
+    anchor.folder.rename(place.new_files)
     for changed in (place.new_log, place.new_files, place.inner):
         sync_folder(changed)
     files = {path.name: (path.stat().st_size, 0) for path in place.new_files.iterdir()}
-    write_state(place.install, FilesState(channel, url, staged.anchor, staged.anchor_digests, files))
+    write_state(place.install, FilesState(channel, url, anchor.position, anchor.digests, files))
 
 
 def move_in(place: MirrorFolder, new: FilesState) -> None:

@@ -1,4 +1,4 @@
-"""Reading a mirror that another process may keep: its files, and the versions its log adds, under the readers' lock."""
+"""Reading a mirror that another process may own: its files and its log, under the readers' lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from weightcast.channel.keys import Position
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.staged import Overlay
-from weightcast.errors import CheckpointError, UsageError
+from weightcast.errors import CheckpointError
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.mirror_state import read_state
 from weightcast.follow.redo_log import RedoLog, read_log_name
@@ -44,7 +44,7 @@ class Held:
 
 @contextmanager
 def reading(folder: Path | str) -> Iterator[Checkpoint]:
-    """The files of a mirror, at rest: nothing is folded into them meanwhile. They may lag the newest version."""
+    """The files of a mirror, which do not change meanwhile. They may lag the newest version."""
     place = MirrorFolder(Path(folder))
     if not place.inner.is_dir():
         hint = "`weightcast pull URL FOLDER` makes one."
@@ -67,7 +67,8 @@ def reading_held(folder: Path, table: TensorTable, channel: str | None = None) -
         Checkpoint(folder, aliases=dict(table.aliases)) as files,
         closing(RedoLog(place.log)) as log,
     ):
-        _refuse_other_model(folder, table, files)
+        hint = "The folder holds another model than the channel."
+        refuse_other_table(table, files.table, file=str(folder), hint=hint)
         state = read_state(place.position)
         fingerprint = state.fingerprint(table, channel) if state else None
         if state is None or fingerprint is None:
@@ -82,23 +83,15 @@ def reading_held(folder: Path, table: TensorTable, channel: str | None = None) -
 
 
 def _refuse_damaged(log: RedoLog) -> None:
-    """`FormatError` for a patch that cannot be read; one that only does not lead on is a leftover."""
-    for path in sorted(set(log.folder.glob("*.safetensors")) - set(log.paths)):
+    """`FormatError` for a patch that cannot be read; one that can, but does not lead on, is a leftover."""
+    for path in sorted(set(log.folder.glob("*.safetensors")) - {layer.path for layer in log.layers}):
         with FileSource(path) as source:
             PatchReader(source)
 
 
-def _refuse_other_model(folder: Path, table: TensorTable, files: Checkpoint) -> None:
-    try:
-        refuse_other_table(table, files.table)
-    except UsageError as error:
-        hint = "The folder holds another model than the channel."
-        raise UsageError(error.problem, file=str(folder), tensor=error.tensor, hint=hint) from None
-
-
 @dataclass(frozen=True)
 class MirrorStatus:
-    """What a mirror says of itself; neither the channel nor the weights are read for it."""
+    """What a mirror's records say; neither the channel nor the weights are read."""
 
     url: str
     files_at: Position

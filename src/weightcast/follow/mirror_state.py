@@ -1,4 +1,4 @@
-"""What the files of a mirror hold: the record beside them, by which the weights need not be read again."""
+"""The record of what a mirror's files hold, so that opening it need not read all weights."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class NoIntactRouteError(Exception):
 
 
 class Planner:
-    """Plans by the listings of a channel, around the edges in ``bad``."""
+    """Plans by the listings of a channel, without the edges in ``bad``."""
 
     def __init__(self, chain: Chain, bad: BadEdges):
         self._chain, self._bad = chain, bad
@@ -37,7 +37,7 @@ class Planner:
     def route(self, at: int | None, goal: int) -> Route:
         """The cheapest route from version ``at`` (None: from nothing) to ``goal``; else `NoIntactRouteError`."""
         start = at if at is None or at <= goal else None
-        # If nothing leads on from here, an older anchor may, with a squash that passes over this version.
+        # If nothing leads on from here, an older anchor may, with a squash across this version.
         for first in dict.fromkeys((start, None)):
             route = cheapest_route(self._good(self._chain.edges(first, goal)), start, goal)
             if route is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +28,11 @@ class Layer:
     source: FileSource
     reader: PatchReader
     rows: Mapping[str, Row]
+    """By the names of the tensors that the patch changes."""
 
     @property
     def position(self) -> Position:
         return Position(self.version, self.fingerprint.digest)
-
-    def row(self, name: str) -> Row | None:
-        """What the patch says of a tensor; None if it does not touch it."""
-        return self.rows.get(name)
 
 
 def open_layer(path: Path, version: int, fingerprint: Fingerprint) -> Layer | None:
@@ -64,58 +61,46 @@ class RedoLog:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._layers: list[Layer] = []
+        self.layers: list[Layer] = []
 
     def __len__(self) -> int:
-        return len(self._layers)
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        return self._layers
+        return len(self.layers)
 
     @property
     def readers(self) -> list[PatchReader]:
-        return [layer.reader for layer in self._layers]
-
-    @property
-    def paths(self) -> list[Path]:
-        return [layer.path for layer in self._layers]
+        return [layer.reader for layer in self.layers]
 
     @property
     def end(self) -> tuple[int, Fingerprint] | None:
-        """Where the last patch leads."""
-        return (self._layers[-1].version, self._layers[-1].fingerprint) if self._layers else None
+        """The version that the last patch leads to."""
+        return (self.layers[-1].version, self.layers[-1].fingerprint) if self.layers else None
 
     def open(self, version: int, fingerprint: Fingerprint, *, discard_rest: bool = True) -> None:
         """Open, in order, the patches that lead on from there; delete the others if ``discard_rest``."""
         for path in sorted(self.folder.glob("*")):
-            if not self._add(path, *(self.end or (version, fingerprint))) and discard_rest:
+            if self._add(path, *(self.end or (version, fingerprint))) is None and discard_rest:
                 discard(path)
 
-    def append(self, patch: Path, result: int, version: int, fingerprint: Fingerprint) -> bool:
-        """Move in a patch that leads on from ``version``; False if it does not. Durable after `sync`."""
-        place = self.folder / log_name(self._next, version, result)
+    def append(self, patch: Path, result: int, version: int, fingerprint: Fingerprint) -> Layer | None:
+        """Move in a patch that leads on from ``version``; None if it does not. Durable after `sync`."""
+        number = int(self.layers[-1].path.name[:9]) + 1 if self.layers else 0
+        place = self.folder / log_name(number, version, result)
         patch.replace(place)
         return self._add(place, version, fingerprint)
 
-    @property
-    def _next(self) -> int:
-        """The number of the next patch."""
-        return int(self._layers[-1].path.name[:9]) + 1 if self._layers else 0
-
-    def _add(self, path: Path, version: int, fingerprint: Fingerprint) -> bool:
+    def _add(self, path: Path, version: int, fingerprint: Fingerprint) -> Layer | None:
         layer = open_layer(path, version, fingerprint)
         if layer is not None:
-            self._layers.append(layer)
-        return layer is not None
+            self.layers.append(layer)
+        return layer
 
     def sync(self) -> None:
         sync_folder(self.folder)
 
     def close(self) -> None:
-        for layer in self._layers:
+        for layer in self.layers:
             layer.source.close()
-        self._layers = []
+        self.layers = []
 
     def clear(self) -> None:
         """Delete all patches, durably."""

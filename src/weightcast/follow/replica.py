@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from weightcast.channel.keys import Position
@@ -31,19 +30,25 @@ class StagedPatch:
 
 
 @dataclass(frozen=True)
+class StagedAnchor:
+    """A verified checkpoint in a folder, each of its files durable; ``digests`` are those of its tensors."""
+
+    position: Position
+    digests: tuple[int, ...]
+    folder: Path
+
+
+@dataclass(frozen=True)
 class Staged:
-    """All that must be written to bring a replica to ``position``: perhaps a whole checkpoint, then some patches."""
+    """All that must be written to bring a replica to ``position``: an anchor, if there is one, then the patches."""
 
     start: Position | None
-    """The replica's position when this was staged; it leads on from there only."""
+    """The replica's position when this was staged; patches without an anchor lead on from there only."""
     position: Position
     fingerprint: Fingerprint
-    anchor: Position | None
-    anchor_digests: tuple[int, ...] | None
-    folder: Path | None
-    """With the anchor's files, each of them durable."""
     patches: tuple[StagedPatch, ...]
-    nbytes: int
+    anchor: StagedAnchor | None = None
+    nbytes: int = 0
     """Bytes fetched for it."""
     short_of: Position | None = None
     """The version that was wanted, if no intact route leads there and this is the newest before it."""
@@ -54,9 +59,9 @@ class Staged:
 
     @property
     def is_there(self) -> bool:
-        """Whether the files still are: the next update that is staged replaces them."""
-        folder = () if self.folder is None else (self.folder,)
-        return all(path.exists() for path in (*folder, *(patch.path for patch in self.patches)))
+        """Whether the files still exist: the next update that is staged replaces them."""
+        anchor = [self.anchor.folder] if self.anchor else []
+        return all(path.exists() for path in (*anchor, *(patch.path for patch in self.patches)))
 
 
 class Replica(Protocol):
@@ -72,7 +77,7 @@ class Replica(Protocol):
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """What is held, as remembered; None if nothing is, or after a failure, until `examine`."""
+        """Of what is held, as remembered; None if nothing is, or after a failure, until `examine`."""
         ...
 
     @property
@@ -91,7 +96,7 @@ class Replica(Protocol):
         ...
 
     def apply(self, staged: Staged) -> None:
-        """Hold what was staged. Doing it again after an interruption completes it."""
+        """Hold what was staged. Calling it again after an interruption completes it."""
         ...
 
     def stage_back(self, goal: Position) -> Staged | None:
@@ -148,20 +153,19 @@ class MemoryReplica:
         """Do nothing: memory gives no cheap sign of having been written."""
 
     def apply(self, staged: Staged) -> None:
-        with Layers([patch.path for patch in staged.patches]) as layers, ExitStack() as opened:
-            # Until the last bit is written the weights are a mixture.
-            self.version = self.fingerprint = None
-            if staged.folder is not None:
-                anchor = opened.enter_context(Checkpoint(staged.folder))
-                for spec in anchor.table:
-                    self._target.write(spec.name, anchor.read(spec.name))
-            for layer in layers.readers:
-                scatter_into(self._target, layer)
+        with opened_patches(patch.path for patch in staged.patches) as patches:
+            self.version = self.fingerprint = None  # until the last bit is written the weights are a mixture
+            if staged.anchor is not None:
+                with Checkpoint(staged.anchor.folder) as files:
+                    for spec in files.table:
+                        self._target.write(spec.name, files.read(spec.name))
+            for patch in patches:
+                scatter_into(self._target, patch)
         self.fingerprint, self.version = staged.fingerprint, staged.position.version
-        for patch in staged.patches:
-            patch.path.unlink()
-        if staged.folder is not None:
-            shutil.rmtree(staged.folder)
+        for done in staged.patches:
+            done.path.unlink()
+        if staged.anchor is not None:
+            shutil.rmtree(staged.anchor.folder)
 
     def stage_back(self, goal: Position) -> Staged | None:
         return None
@@ -173,20 +177,8 @@ class MemoryReplica:
         self._folder.close()
 
 
-class Layers:
-    """Staged patches, opened."""
-
-    def __init__(self, paths: Sequence[Path]):
-        with ExitStack() as opening:
-            sources = [opening.enter_context(FileSource(path)) for path in paths]
-            self.readers = [PatchReader(source) for source in sources]
-            self._close = opening.pop_all().close
-
-    def __enter__(self) -> Layers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._close()
+@contextmanager
+def opened_patches(paths: Iterable[Path]) -> Iterator[list[PatchReader]]:
+    """Staged patches, open."""
+    with ExitStack() as opened:
+        yield [PatchReader(opened.enter_context(FileSource(path))) for path in paths]

@@ -1,4 +1,4 @@
-"""Staging a route: each object decoded and verified on top of the one before; the weights are not changed."""
+"""Staging a route: each object is decoded and verified on top of the one before; the weights are not changed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from weightcast.errors import (
     UsageError,
 )
 from weightcast.follow.fetch import Arrived, BadEdgeError, arrivals, name_of
-from weightcast.follow.replica import Replica, Staged, StagedPatch, position_of
+from weightcast.follow.replica import Replica, Staged, StagedAnchor, StagedPatch, position_of
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
+from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE, Workers
 
@@ -41,28 +42,24 @@ def stage_route(
     _clear(incoming, {name_of(edge) for edge in route})
     require_space(replica.workshop, route_bytes(route))
     with ExitStack() as opened:
-        state, fingerprint = replica.weights, replica.fingerprint
-        anchor: Position | None = None
-        anchor_digests: tuple[int, ...] | None = None
-        folder: Path | None = None
+        weights, fingerprint = replica.weights, replica.fingerprint
+        anchor: StagedAnchor | None = None
         layers: list[PatchReader] = []
         patches: list[StagedPatch] = []
-        fetched = opened.enter_context(closing(arrivals(chain, incoming, route, goal, report)))
-        for arrived in fetched:
+        for arrived in opened.enter_context(closing(arrivals(chain, incoming, route, goal, report))):
             edge = arrived.edge
             try:
                 if edge.base is None:
-                    folder, layers, patches = arrived.path, [], []
-                    state = opened.enter_context(Checkpoint(folder, aliases=dict(chain.channel.table.aliases)))
-                    refuse_other_table(chain.channel.table, state.table)
-                    _refuse_other_weights(folder, state)
-                    anchor_digests = _in_order(arrived, state)
-                    fingerprint = Fingerprint(state.table, anchor_digests)
+                    layers, patches = [], []
+                    files = opened.enter_context(Checkpoint(arrived.path, aliases=dict(chain.channel.table.aliases)))
+                    weights, fingerprint = files, _anchor_fingerprint(arrived, files, chain.channel.table)
+                    position = Position(edge.result, fingerprint.digest)
+                    anchor = StagedAnchor(position, fingerprint.digests, arrived.path)
                 else:
-                    if state is None or fingerprint is None:
+                    if weights is None or fingerprint is None:
                         raise ChannelError("a patch was planned with nothing to apply it to")
                     out = staging / f"{edge.base:012d}-{edge.result:012d}.safetensors"
-                    under = Overlay(state, layers, fresh=isinstance(state, Checkpoint))
+                    under = Overlay(weights, layers, fresh=isinstance(weights, Checkpoint))
                     fingerprint = _stage_one(arrived, under, fingerprint, out, workers, report)
                     layers.append(PatchReader(opened.enter_context(FileSource(out))))
                     patches.append(StagedPatch(Position(edge.result, fingerprint.digest), out))
@@ -70,23 +67,23 @@ def stage_route(
                 _refuse_other_result(arrived, fingerprint)
             except (FormatError, MismatchError, UsageError, ChannelError, CheckpointError) as error:
                 raise BadEdgeError(edge, error) from error
-            if edge.base is None:
-                anchor = Position(edge.result, fingerprint.digest)
         assert fingerprint is not None
-        start, nbytes = position_of(replica), route_bytes(route)
-        return Staged(start, goal.position, fingerprint, anchor, anchor_digests, folder, tuple(patches), nbytes)
+        return Staged(
+            position_of(replica), goal.position, fingerprint, tuple(patches), anchor, nbytes=route_bytes(route)
+        )
 
 
-def _refuse_other_weights(folder: Path, state: Checkpoint) -> None:
-    """`FormatError` for safetensors files outside the checkpoint's index: a tool might load them instead."""
-    for path in sorted(set(folder.glob(f"*{WEIGHTS}")) - set(state.files)):
+def _anchor_fingerprint(arrived: Arrived, files: Checkpoint, table: TensorTable) -> Fingerprint:
+    """The fingerprint of an anchor's files, which were digested when they arrived.
+
+    `FormatError` for safetensors files outside the checkpoint's index, since a tool might load them instead, and for
+    tensors that the index puts into files of another kind.
+    """
+    refuse_other_table(table, files.table)
+    for path in sorted(set(arrived.path.glob(f"*{WEIGHTS}")) - set(files.files)):
         raise FormatError("the anchor holds weights outside its checkpoint's index", file=path.name)
-
-
-def _in_order(arrived: Arrived, state: Checkpoint) -> tuple[int, ...]:
-    """The digests of an anchor's tensors, in the table's order; its index may name tensors that no file has."""
     try:
-        return tuple(arrived.digests[spec.name] for spec in state.table)
+        return Fingerprint(files.table, tuple(arrived.digests[spec.name] for spec in files.table))
     except KeyError as name:
         raise FormatError("no safetensors file has the tensor", file=arrived.edge.key, tensor=str(name)) from None
 

@@ -149,7 +149,7 @@ class Subscriber:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self._policy, self._unapplied = policy, None
-        self._finder.look_further()
+        self._finder.list_next()
 
     @property
     def chain(self) -> Chain:
@@ -180,10 +180,10 @@ class Subscriber:
     # -- poll ----------------------------------------------------------------------------------------------------------
 
     def poll(self) -> Staged | None:
-        """Look for the version that the policy wants, and stage the route to it; None if there is nothing to do.
+        """Find the version that the policy wants, and stage the route to it; None if there is nothing to do.
 
-        The weights are not changed. A damaged, missing, refused or false object is planned around. If no intact route
-        leads to the version that is wanted, the newest before it that the policy accepts is staged instead, and
+        The weights are not changed. Objects that are damaged, missing or refused are avoided. If no intact route leads
+        to the version that is wanted, the newest before it that the policy accepts is staged instead, and
         `Staged.short_of` says so; `NoRouteError` if there is none.
         """
         self._unapplied, self._phases = None, Phases(self._clock)
@@ -196,17 +196,6 @@ class Subscriber:
                 self._replica.fold(wait=False)
         self._beat()
         return None
-
-    def plan(self) -> Route:
-        """The cheapest route to the version that the policy wants; nothing is fetched."""
-        goal = self._finder.goal(self._policy)
-        if goal is None:
-            return ()
-        self._bad.begin()
-        try:
-            return self._route(goal)
-        except NoIntactRouteError as end:
-            raise end.error from end
 
     def _reach(self, goal: Manifest) -> Staged:
         """Stage the route to ``goal``, or to the newest version before it that can be reached."""
@@ -262,12 +251,12 @@ class Subscriber:
         return Planner(self.chain, self._bad)
 
     def _examine_once(self, error: WeightcastError) -> None:
-        """Examine our own weights, once a poll: a patch that does not fit may mean that they are not what we think."""
+        """Examine our own weights, once a poll: if a patch does not fit, they may have been changed."""
         if self._examined or isinstance(error, (MissingError, AccessError)) or self._replica.fingerprint is None:
             return
         self._examined = True
         if self._finder.is_elsewhere():
-            self._finder.look_up()
+            self._finder.list_head()
             self._bad.clear()
 
     # -- apply ---------------------------------------------------------------------------------------------------------
@@ -348,14 +337,14 @@ class Subscriber:
             self._heartbeats.report(self.chain, position, error=text, ran=ran, at_once=last)
 
     def close(self) -> None:
-        """Bring a mirror's files up to the version it holds, and release it; readers are not waited for long.
+        """Bring a mirror's files up to the version it holds, unless others keep reading them, and release it.
 
         A log that is not folded then is folded when the mirror is opened next.
         """
         self.stop()
         try:
             self._beat(last=True)
-            if self._folds and not self._replica.fold(wait=False):
+            if self._folds:
                 self._replica.fold(patience=_CLOSING)
         except BusyError as error:
             _log.warning("the files lag the log: %s", error)

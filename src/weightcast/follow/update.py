@@ -21,7 +21,7 @@ class Update:
     nbytes: int
     """Bytes fetched for it."""
     seconds: Mapping[str, float]
-    """By phase: ``find`` (look for the version and its route), ``fetch`` (with decode and verify), ``apply``."""
+    """By phase: ``find`` (the version and its route), ``fetch`` (with decode and verify), ``apply``."""
     short: WeightcastError | None = None
     """Why this is not the version that the policy wants, if no intact route leads there."""
 

@@ -71,7 +71,13 @@ def anchor(weights: Weights, workers: Workers = ONE) -> Patch:
     return Patch(None, found.digest, ModelSize.of(weights.table), tensors)
 
 
-def refuse_other_table(old: TensorTable, new: TensorTable) -> None:
+def refuse_other_table(
+    old: TensorTable,
+    new: TensorTable,
+    *,
+    file: str | None = None,
+    hint: str = "A patch needs the same names, dtypes and shapes on both sides.",
+) -> None:
     """`UsageError` that names the first tensor in which two tables differ."""
     if old == new:
         return
@@ -83,6 +89,5 @@ def refuse_other_table(old: TensorTable, new: TensorTable) -> None:
         what = "is on one side only"
         if a and b:
             what = f"is {a.dtype} {list(a.shape)} on one side and {b.dtype} {list(b.shape)} on the other"
-        hint = "A patch needs the same names, dtypes and shapes on both sides."
-        raise UsageError(f"a tensor {what}", tensor=name, hint=hint)
-    raise UsageError("the two sides have different aliases of tied tensors")
+        raise UsageError(f"a tensor {what}", file=file, tensor=name, hint=hint)
+    raise UsageError("the two sides have different aliases of tied tensors", file=file, hint=hint)

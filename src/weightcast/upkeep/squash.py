@@ -95,7 +95,7 @@ def _cut(
             problem = f"the squash gives {reached.digest[:12]}, but version {result} is {position.digest[:12]}"
             raise ResultError(problem, expected=position.digest, found=reached.digest, hint="Try again.")
         edge = chain.put_squash(base, position, made)
-        old.apply(Staged(start, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+        old.apply(Staged(start, position, reached, (StagedPatch(position, staged),)))
     except MismatchError:
         # Another program changed the folders in scratch. They are repaired when they are used next.
         for mirror in (old, new):
