@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -215,8 +214,8 @@ def test_undone_change_commits_nothing() -> None:
 
 
 def test_merge_with_an_empty_update_keeps_ranks_and_bytes() -> None:
-    first, second = Receipt(None), Receipt(None)
-    whole = merged(update(0, 1, first, step=4), update(1, 1, second))
+    first, second = Receipt(step=4), Receipt()
+    whole = merged(update(0, 1, first), update(1, 1, second))
     assert isinstance(whole, Resolved)
     assert (whole.ranks, whole.step, whole.receipts) == (RANKS, 4, (first, second))
     encoded = merged(Encoded(whole, "banded", b"bytes"), update(1, 1))
@@ -227,7 +226,7 @@ def test_merge_with_an_empty_update_keeps_ranks_and_bytes() -> None:
 @pytest.mark.parametrize("value", [1, 2], ids=["nothing changed since", "changed since"])
 @pytest.mark.parametrize(("first", "later", "kept"), [("a", None, "a"), (None, "b", "b"), ("a", "b", "b")])
 def test_merge_keeps_the_last_label_given(first: str | None, later: str | None, kept: str, value: int) -> None:
-    whole = merged(replace(update(0, 1), label=first), replace(update(1, value), label=later))
+    whole = merged(update(0, 1, Receipt(label=first)), update(1, value, Receipt(label=later)))
     assert update_of(whole).label == kept
 
 
@@ -373,12 +372,12 @@ def test_ended_pipeline_raises_its_error_and_records_that_it_was_raised() -> Non
     sending(driver, 1, Uploaded)
     driver.pipeline.sending_failed(MemoryError())
     driver.in_send = None
-    assert not driver.pipeline.is_heard
+    assert not driver.pipeline.was_raised
     with pytest.raises(MemoryError):
         driver.pipeline.is_flushed(0)
-    assert driver.pipeline.is_heard
+    assert driver.pipeline.was_raised
     with pytest.raises(MemoryError):
-        driver.pipeline.add(Scanned(2, None, Receipt(None)))  # type: ignore[arg-type]
+        driver.pipeline.add(Scanned(2, Receipt()))  # type: ignore[arg-type]
 
 
 def test_closing_sends_what_waits_while_the_store_works() -> None:
@@ -417,7 +416,7 @@ def test_closing_after_a_failure_gives_up_what_is_left_and_says_so() -> None:
     driver.close()
     assert driver.versions() == [StoreError, StoreError]
     assert driver.pipeline.ended is LOST
-    assert driver.pipeline.is_heard, "the receipts have it"
+    assert driver.pipeline.was_raised, "the receipts have it"
 
 
 def test_few_scans_wait_to_be_resolved() -> None:

@@ -51,8 +51,8 @@ def patch(old: int, new: int, known: bool = True) -> Patch:
     return Patch(digest(old), digest(new), ModelSize(1, 1, 8), tensors)
 
 
-def update(old: int, new: int, *receipts: Receipt, step: int | None = None) -> Resolved:
-    return Resolved(patch(old, new), RANKS, step, receipts)
+def update(old: int, new: int, *receipts: Receipt) -> Resolved:
+    return Resolved(patch(old, new), RANKS, receipts)
 
 
 def manifest(version: int, value: int, base: Position | None = None, step: int | None = None) -> Manifest:
@@ -85,7 +85,7 @@ class Driver:
 
     def publish(self, value: int) -> None:
         receipt = Receipt(len(self.published))
-        self.pipeline.add(Scanned(value, len(self.published), receipt))  # type: ignore[arg-type]
+        self.pipeline.add(Scanned(value, receipt))  # type: ignore[arg-type]
         self.published.append((value, receipt))
 
     # -- the resolver
@@ -98,7 +98,7 @@ class Driver:
         scanned = self.pipeline.scanned
         assert scanned is not None
         value: int = scanned.scan  # type: ignore[assignment]
-        found = update(self.resolved_to, value, scanned.receipt, step=scanned.step)
+        found = update(self.resolved_to, value, scanned.receipt)
         self.resolved_to = value
         waiting = self.pipeline.begin_merge()
         self.in_merge = found if waiting is None else update_of(merged(waiting, found))

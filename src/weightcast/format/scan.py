@@ -127,11 +127,12 @@ class Shadowed:
     def __init__(self, weights: Weights, ranked: bool, workers: Workers):
         self.weights = weights
         self._ranked, self._workers = ranked, workers
-        self._shadow = Copies.of(weights)
+        self.shadow = Copies.of(weights)
+        """What the next scan compares with."""
 
     def scan(self, weights: Weights | None = None) -> Scan:
         """Find what changed; ``weights`` replace the detector's own for this scan."""
-        source, base = self.weights if weights is None else weights, self._shadow
+        source, base = self.weights if weights is None else weights, self.shadow
         refuse_other_table(base.table, source.table)
 
         def one(spec: TensorSpec) -> tuple[TensorPatch, Bits] | None:
@@ -140,7 +141,7 @@ class Shadowed:
             return (found, now) if found.changed else None
 
         found = [pair for pair in self._workers.stream(one, base.table, elements_of) if pair is not None]
-        self._shadow = base.with_tensors({tensor.spec.name: now for tensor, now in found})
+        self.shadow = base.with_tensors({tensor.spec.name: now for tensor, now in found})
         return _Compared([tensor for tensor, _ in found], base if self._ranked else None, self._workers)
 
     def close(self) -> None:

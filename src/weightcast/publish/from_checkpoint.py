@@ -79,40 +79,29 @@ def publish(
     with Checkpoint(checkpoint, aliases=dict(Chain.open(store).channel.table.aliases)) as new:
         chain = open_for_writing(store, new.table)
         if anchor:
-            return _publish_anchor(chain, new, step, label, writer, workers, report)
+            head = chain.head()
+            version = _known(head.position if head else None).version + 1
+            announce(chain, writer)
+            manifest = commit_anchor(chain, version, new, files_of(new), writer, step, label, workers, report)
+            return Published(manifest, new=True)
         with (
             space_errors(Path(mirror)),
             Subscriber(chain.store, mirror, threads=workers.threads, report=report, fold=False) as subscriber,
         ):
-            keeper = subscriber.mirror
             while True:
-                head = _catch_up(subscriber)
-                manifest = _publish(chain, keeper, head, new, step, label, codec, writer, workers, report)
-                if manifest is not None:
-                    return Published(manifest, new=manifest.position != head)
+                update = subscriber.sync()
+                if update is not None and update.short is not None:
+                    raise update.short  # the next version must follow the head, and the mirror cannot reach it
+                base = _known(subscriber.position)
+                made = _publish(chain, subscriber.mirror, base, new, step, label, codec, writer, workers, report)
+                if made is not None:
+                    return Published(made, new=made.position != base)
 
 
-def _publish_anchor(
-    chain: Chain, new: Checkpoint, step: int | None, label: str | None, writer: str, workers: Workers, report: Report
-) -> Published:
-    """Commit the whole checkpoint; the head's own weights are not needed."""
-    head = chain.head()
+def _known(head: Position | None) -> Position:
     if head is None:
         raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
-    files = files_of(new)
-    position = Position(head.position.version + 1, fingerprint_of(new, workers, report).digest)
-    announce(chain, writer)
-    manifest = commit_anchor(chain, position, files, step, writer, report, new.refuse_changed, label)
-    return Published(manifest, new=True)
-
-
-def _catch_up(subscriber: Subscriber) -> Position:
-    update = subscriber.sync()
-    if update is not None and update.short is not None:
-        raise update.short  # the next version must follow the head, and the mirror cannot reach it
-    if subscriber.position is None:
-        raise UsageError("the channel has no version yet", hint="Finish it with `weightcast init URL CHECKPOINT`.")
-    return subscriber.position
+    return head
 
 
 def _publish(
@@ -149,5 +138,5 @@ def _publish(
         announce(chain, writer)
         new.refuse_changed()
         chain.commit(manifest)
-        keeper.apply(Staged(head, position, reached, None, None, None, (StagedPatch(position, staged),), 0))
+        keeper.apply(Staged(head, position, reached, (StagedPatch(position, staged),)))
     return manifest

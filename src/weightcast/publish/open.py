@@ -7,7 +7,8 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -16,17 +17,17 @@ from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position, check_name, check_step, is_plain_file
 from weightcast.channel.lease import take_lease
 from weightcast.channel.policy import Pinned
-from weightcast.channel.records import Lease, Manifest, ObjectRef, Reference
+from weightcast.channel.records import Lease, Manifest, Reference
 from weightcast.channel.reference import bring, resolved
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
 from weightcast.disk.companions import is_companion
 from weightcast.disk.durable import Report, scratch, silent
 from weightcast.disk.staged import fingerprint_of
-from weightcast.errors import ChannelError, NoRouteError, ResultError, UnreachableError, UsageError
+from weightcast.errors import ChannelError, NoRouteError, ResultError, UnreachableError
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.diff import refuse_other_table
-from weightcast.format.digest import Fingerprint
-from weightcast.format.scan import compare, resolve
+from weightcast.format.digest import Fingerprint, fingerprint
+from weightcast.format.scan import Detector, Shadowed, compare, resolve
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Copies, Weights, refuse_no_weights
 from weightcast.format.workers import ONE, Workers
@@ -42,6 +43,9 @@ class Accompanied(Protocol):
 
     def save_beside(self, folder: Path) -> None: ...
 
+
+Content = Mapping[str, Path] | Reference
+"""What an anchor holds: files by name, or a reference to a checkpoint elsewhere in place of them."""
 
 # -- begin a channel ---------------------------------------------------------------------------------------------------
 
@@ -68,77 +72,61 @@ def init(
     check_step(step)
     writer = check_name(writer, "writer") if writer else new_writer()
     store = open_store(channel)
+    if not isinstance(weights, (str, Path, Reference)):
+        refuse_no_weights(weights)
+    with _whole(weights, reference, report) as (first, content):
+        chain = Chain.create(store, first.table)
+        return commit_anchor(chain, 0, first, content, writer, step, None, workers, report)
+
+
+@contextmanager
+def _whole(
+    weights: Weights | Path | str | Reference, reference: Reference | None = None, report: Report = silent
+) -> Iterator[tuple[Weights, Content]]:
+    """Weights that can be digested, and what an anchor of them holds."""
     if isinstance(weights, Reference):
-        found = resolved(weights)
+        reference = resolved(weights)
         with scratch() as folder:
             model = folder / "model"
             model.mkdir()
-            bring(found, model, report, linked=True)
+            bring(reference, model, report, linked=True)
             with Checkpoint(model) as checkpoint:
-                return _init(store, checkpoint, {}, found, step, writer, workers, report)
-    if isinstance(weights, (str, Path)):
+                yield checkpoint, reference
+    elif isinstance(weights, (str, Path)):
         with Checkpoint(weights) as checkpoint:
-            return _init(store, checkpoint, files_of(checkpoint), reference, step, writer, workers, report)
-    refuse_no_weights(weights)
-    if reference is not None:
-        return _init(store, weights, {}, reference, step, writer, workers, report)
-    with scratch() as folder:
-        save(weights, folder)
-        if isinstance(weights, Accompanied):
-            weights.save_beside(folder)
-        with Checkpoint(folder, aliases=dict(weights.table.aliases)) as checkpoint:
-            return _init(store, checkpoint, files_of(checkpoint), None, step, writer, workers, report)
-
-
-def _init(
-    store: Store,
-    weights: Weights,
-    files: dict[str, Path],
-    reference: Reference | None,
-    step: int | None,
-    writer: str,
-    workers: Workers,
-    report: Report,
-) -> Manifest:
-    chain = Chain.create(store, weights.table)
-    position = Position(0, fingerprint_of(weights, workers, report).digest)
-    unchanged = weights.refuse_changed if isinstance(weights, Checkpoint) else _nothing_to_watch
-    if reference is None:
-        return commit_anchor(chain, position, files, step, writer, report, unchanged)
-    return _commit_whole(chain, position, chain.refer_anchor(position, reference), step, writer, unchanged)
-
-
-def _nothing_to_watch() -> None:
-    """Weights in memory belong to the caller: no other process writes to them."""
+            yield checkpoint, reference or files_of(checkpoint)
+    elif reference is not None:
+        yield weights, reference
+    else:
+        with scratch() as folder:
+            save(weights, folder)
+            if isinstance(weights, Accompanied):
+                weights.save_beside(folder)
+            with Checkpoint(folder, aliases=dict(weights.table.aliases)) as checkpoint:
+                yield checkpoint, files_of(checkpoint)
 
 
 def commit_anchor(
     chain: Chain,
-    position: Position,
-    files: Mapping[str, Path],
-    step: int | None,
+    version: int,
+    weights: Weights,
+    content: Content,
     writer: str,
+    step: int | None = None,
+    label: str | None = None,
+    workers: Workers = ONE,
     report: Report = silent,
-    unchanged: Callable[[], None] = _nothing_to_watch,
-    label: str | None = None,
 ) -> Manifest:
-    """Upload whole weights and commit them as a version without a base.
+    """Upload whole weights, unless ``content`` is a reference, and commit them as a version without a base.
 
-    ``unchanged`` raises if the files are not what they were when they were digested.
+    `CheckpointError` if files change meanwhile. Weights in memory belong to the caller: no other process writes them.
     """
-    ref = chain.put_anchor(position, files, report, unchanged)
-    return _commit_whole(chain, position, ref, step, writer, unchanged, label)
-
-
-def _commit_whole(
-    chain: Chain,
-    position: Position,
-    ref: ObjectRef,
-    step: int | None,
-    writer: str,
-    unchanged: Callable[[], None],
-    label: str | None = None,
-) -> Manifest:
+    unchanged = weights.refuse_changed if isinstance(weights, Checkpoint) else lambda: None
+    position = Position(version, fingerprint_of(weights, workers, report).digest)
+    if isinstance(content, Reference):
+        ref = chain.refer_anchor(position, content)
+    else:
+        ref = chain.put_anchor(position, content, report, unchanged)
     manifest = chain.draft(position, None, ref, None, chain.channel.table.elements, step, writer, label)
     unchanged()
     chain.commit(manifest)
@@ -191,11 +179,8 @@ def channel_in(store: Store) -> Chain | None:
 def open_for_writing(channel: str | Path | Store, table: TensorTable) -> Chain:
     """The channel, once its store is known to keep two writers apart and the table is known to be the channel's."""
     chain = Chain.open(open_store(channel))
-    try:
-        refuse_other_table(chain.channel.table, table)
-    except UsageError as error:
-        hint = "A channel's table never changes: publish to another place, or start over with `weightcast reset`."
-        raise UsageError(error.problem, tensor=error.tensor, hint=hint) from None
+    hint = "A channel's table never changes: publish to another place, or start over with `weightcast reset`."
+    refuse_other_table(chain.channel.table, table, hint=hint)
     if chain.channel.fence == "create" and not honours_create(chain.store):
         hint = "Two writers could overwrite each other here. Use the store that the channel was made on."
         raise ChannelError("this store does not honour create-if-absent", file=chain.store.url, hint=hint)
@@ -208,42 +193,38 @@ def announce(chain: Chain, writer: str) -> None:
 
 
 def take_up(
-    chain: Chain, weights: Weights, fingerprint: Fingerprint, writer: str, ranked: bool, workers: Workers
-) -> tuple[Manifest, Resolved | None]:
-    """The head, and the patch from there to ``weights`` where they differ.
+    chain: Chain, detector: Detector, writer: str, ranked: bool, workers: Workers
+) -> tuple[Manifest, Fingerprint, Resolved | None]:
+    """The head, the fingerprint that the detector's next scan begins at, and the patch from the head to there, if any.
 
-    Where the head's own weights cannot be fetched any more, ``weights`` are committed as an anchor, which is the head.
+    Where the head's own weights cannot be fetched any more, the detector's are committed as an anchor, which is the
+    head.
     """
     head = chain.head()
     assert head is not None
-    if head.position.digest == fingerprint.digest:
-        return head, None
-    # The one copy of the model that is made here; it becomes the head's weights and is compared with the caller's in
-    # place. A detector may hold a second one.
-    state = Copies.of(weights)
+    shadow = detector.shadow if isinstance(detector, Shadowed) else None
+    weights = shadow or detector.weights
+    now = fingerprint(weights, workers)
+    if head.position.digest == now.digest:
+        return head, now, None
+    # A model takes gigabytes: the detector's own copy, if it has one, becomes the head's weights.
+    old = shadow or Copies.of(weights)
     try:
-        with Subscriber(chain.store, state, Pinned(head.position.version)) as subscriber:
+        with Subscriber(chain.store, old, Pinned(head.position.version)) as subscriber:
             staged = subscriber.poll()
             if staged is not None:
                 subscriber.apply(staged)
     except NoRouteError as error:
         if isinstance(error.reason, UnreachableError):  # it may be reachable in a minute
             raise
-        return _commit_as_anchor(chain, weights, Position(head.position.version + 1, fingerprint.digest), writer), None
-    held = Fingerprint(state.table, staged.fingerprint.digests) if staged else fingerprint
-    found = resolve(held, compare(state, weights, ranked, workers))
-    if found.reached.digest != fingerprint.digest:
+        with _whole(weights) as (saved, content):
+            return commit_anchor(chain, head.position.version + 1, saved, content, writer), now, None
+    start = staged.fingerprint if staged else fingerprint(old, workers)
+    if shadow is not None:
+        return head, start, None
+    found = resolve(start, compare(old, weights, ranked, workers))
+    if found.reached.digest != now.digest:
         hint = "Open the publisher while nothing trains."
-        raise ResultError(
-            "the weights changed while the publisher opened",
-            expected=fingerprint.digest,
-            found=found.reached.digest,
-            hint=hint,
-        )
-    return head, Resolved(found.patch, found.ranks)
-
-
-def _commit_as_anchor(chain: Chain, weights: Weights, position: Position, writer: str) -> Manifest:
-    with scratch() as folder:
-        save(weights, folder)
-        return commit_anchor(chain, position, {SINGLE: folder / SINGLE}, None, writer)
+        problem = "the weights changed while the publisher opened"
+        raise ResultError(problem, expected=now.digest, found=found.reached.digest, hint=hint)
+    return head, now, Resolved(found.patch, found.ranks)

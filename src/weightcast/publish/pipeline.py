@@ -1,4 +1,4 @@
-"""What a publisher has under way, as states and events: no thread, no lock, no clock, no I/O.
+"""The updates of a publisher as states and events: no thread, no lock, no clock, no I/O.
 
 An update passes through `Scanned`, `Resolved`, `Encoded` and `Uploaded`; then it is committed. `Pipeline` knows which
 updates are where, which are merged, what is tried again after the store failed, and how each receipt is resolved. The
@@ -8,9 +8,10 @@ caller (`weightcast.publish.publisher`) does the work and reports each event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TypeVar
 
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest
@@ -22,7 +23,9 @@ from weightcast.format.scan import Scan
 from weightcast.publish.receipt import Receipt
 
 AHEAD = 2
-"""Scans that may wait to be resolved before `publish` waits: each holds what changed, and nothing else bounds them."""
+"""Scans that may wait to be resolved before `publish` waits: each holds what changed, and nothing else limits them."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +33,7 @@ class Scanned:
     """A scan whose changes may still be on a device."""
 
     scan: Scan
-    step: int | None
     receipt: Receipt
-    label: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +46,22 @@ class Resolved:
     patch: Patch
     ranks: Mapping[str, Ranks] | None
     """What `banded` needs; None for a merged patch."""
-    step: int | None = None
     receipts: tuple[Receipt, ...] = ()
-    label: str | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The last one given."""
+        return _last(receipt.step for receipt in self.receipts)
+
+    @property
+    def label(self) -> str | None:
+        """The last one given."""
+        return _last(receipt.label for receipt in self.receipts)
+
+
+def _last(given: Iterable[T | None]) -> T | None:
+    known = [value for value in given if value is not None]
+    return known[-1] if known else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,19 +89,14 @@ def update_of(stage: Stage) -> Resolved:
 
 
 def merged(first: Stage, later: Resolved) -> Stage:
-    """One update that carries both, with the last step and the last label given.
-
-    A commit that was tried cannot be merged any more.
-    """
+    """One update that carries both. A commit that was tried cannot be merged any more."""
     assert not isinstance(first, Uploaded)
     update = update_of(first)
-    step = later.step if later.step is not None else update.step
-    label = later.label if later.label is not None else update.label
     receipts = update.receipts + later.receipts
     if later.patch.tensors:
-        return Resolved(compose(update.patch, later.patch), None, step, receipts, label)
+        return Resolved(compose(update.patch, later.patch), None, receipts)
     # Nothing changed since: keep the ranks, which the smallest codec needs, and the bytes.
-    same = replace(update, step=step, receipts=receipts, label=label)
+    same = replace(update, receipts=receipts)
     return replace(first, update=same) if isinstance(first, Encoded) else same
 
 
@@ -124,18 +133,20 @@ class Pipeline:
         self.ended: BaseException | None = None
         """What ended it for good."""
         self.is_closing = False
-        self.is_heard = False
+        self.was_raised = False
         """Whether what ended it was raised to the caller."""
+        self.failures = 0
+        """How often the store has failed."""
+        self.is_hurried = False
+        """Whether a caller waits for what failed: it is retried at once."""
         self._scanned: deque[Scanned] = deque()
         self._merging: Resolved | None = None
         self._waiting = owed
         self._sending: tuple[Stage, ...] = ()
         self._failed: Stage | None = None
         self._lacking: int | None = None
-        """What failed is tried again once this many more scans are resolved; None while it rests."""
+        """What failed is tried again once this many more scans are resolved; None until its pause is over."""
         self._failure: StoreError | SpaceError | None = None
-        self._failures = 0
-        self._is_hurried = False
         self._lost: StoreError | None = None
 
     @property
@@ -154,7 +165,7 @@ class Pipeline:
         if self.is_closing:
             raise UsageError("the publisher is closed", hint="Open a new one: it goes on from the head.")
         if self.ended is not None:
-            self.is_heard = True
+            self.was_raised = True
             raise self.ended
 
     def add(self, scanned: Scanned) -> None:
@@ -214,7 +225,7 @@ class Pipeline:
             parts.append(self._waiting)
             self._waiting = None
         self._failed = self._lacking = None
-        self._is_hurried = False
+        self.is_hurried = False
         self._sending = tuple(parts)
         return self._sending
 
@@ -234,7 +245,8 @@ class Pipeline:
     def store_failed(self, error: StoreError | SpaceError) -> bool:
         """Keep what could not be sent, at the stage it has reached; returns whether this is the first failure."""
         is_first = self._failure is None
-        self._failure, self._failures = error, self._failures + 1
+        self._failure = error
+        self.failures += 1
         if self.ended is not None:
             self._fail_sending(self.ended)
         else:
@@ -243,13 +255,8 @@ class Pipeline:
             self._sending = ()
         return is_first
 
-    @property
-    def is_hurried(self) -> bool:
-        """Whether someone waits for what rests after a failure."""
-        return self._is_hurried
-
     def retry(self) -> None:
-        """What failed has rested."""
+        """The pause after a failure is over."""
         if self._failed is not None:
             self._lacking = len(self._scanned)
 
@@ -282,7 +289,7 @@ class Pipeline:
         if not self.is_idle:
             assert self._lost is not None
             self.end(self._lost)
-            self.is_heard = True
+            self.was_raised = True
 
     # -- flush ---------------------------------------------------------------------------------------------------------
 
@@ -291,21 +298,16 @@ class Pipeline:
         """Whether all that was published is committed."""
         return not (self._scanned or self._has_waiting or self._sending or self._failed)
 
-    @property
-    def failures(self) -> int:
-        """How often the store has failed."""
-        return self._failures
-
     def is_flushed(self, since: int) -> bool:
         """Whether all is committed. Raises what ended it, or a failure of the store after the first ``since``."""
         if self.ended is not None:
-            self.is_heard = True
+            self.was_raised = True
             raise self.ended
         if self.is_idle:
             return True
-        if self._failures > since and self._failure is not None:
+        if self.failures > since and self._failure is not None:
             raise self._failure
-        self._is_hurried = True
+        self.is_hurried = True
         return False
 
 

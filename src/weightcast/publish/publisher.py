@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,6 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position, check_label, check_name, check_step
 from weightcast.errors import SpaceError, StoreError, UsageError, WeightcastError
 from weightcast.format.codec import CodecName, check_codec
-from weightcast.format.digest import fingerprint
 from weightcast.format.patchfile import encode
 from weightcast.format.scan import (
     Detect,
@@ -107,34 +107,27 @@ class Publisher:
         if isinstance(dtype, str):
             check_wire_dtype(dtype)
         self._retry_after = retry_after
-        self._workers = Workers(threads)
         self._changed = threading.Condition()
-        """Guards the pipeline, and tells of its events."""
+        """Guards the pipeline, and is notified of its events."""
         self._scanning = threading.Lock()
         store = open_store(channel)
-        try:
+        with ExitStack() as opening:
+            self._workers = opening.enter_context(Workers(threads))
             begun = channel_in(store)
             self._detector = self._watch(weights, optimizer, detect, dtype, check_every, begun)
-        except BaseException:
-            self._workers.close()
-            raise
-        try:
+            opening.callback(self._detector.close)
             watched = self._detector.weights
             if begun is None or begun.head() is None:
                 init(store, watched, writer=self.writer, workers=self._workers)
             self._chain = open_for_writing(store, watched.table)
-            self._fingerprint = fingerprint(watched, self._workers)
-            ranked = self._codec == "banded"
-            self._pipeline = Pipeline(
-                *take_up(self._chain, watched, self._fingerprint, self.writer, ranked, self._workers)
+            head, self._fingerprint, owed = take_up(
+                self._chain, self._detector, self.writer, self._ranked, self._workers
             )
+            self._pipeline = Pipeline(head, owed)
             announce(self._chain, self.writer)
-        except BaseException:
-            self._detector.close()
-            self._workers.close()
-            raise
-        loops = (self._resolve, "weightcast-resolver"), (self._send, "weightcast-sender")
-        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for loop, name in loops]
+            self._release = opening.pop_all().close
+        steps = (self._resolve_next, "weightcast-resolver"), (self._send_next, "weightcast-sender")
+        self._threads = [threading.Thread(target=_repeat, args=(step,), name=name, daemon=True) for step, name in steps]
         for thread in self._threads:
             thread.start()
 
@@ -147,16 +140,20 @@ class Publisher:
         check_every: int | None,
         begun: Chain | None,
     ) -> Detector:
-        ranked = self._codec == "banded"
         if is_module(weights):  # before all else: a module has no table
             from weightcast.torch.detectors import watch
 
             table = begun.channel.table if begun is not None else None
-            return watch(weights, optimizer, detect, dtype, check_every, table, ranked, self._workers)
+            return watch(weights, optimizer, detect, dtype, check_every, table, self._ranked, self._workers)
         refuse_no_weights(weights)
         if optimizer is not None or detect is not None or dtype is not None:
             raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")
-        return Shadowed(cast(Weights, weights), ranked, self._workers)
+        return Shadowed(cast(Weights, weights), self._ranked, self._workers)
+
+    @property
+    def _ranked(self) -> bool:
+        """Whether the codec needs the rank of each change."""
+        return self._codec == "banded"
 
     @property
     def table(self) -> TensorTable:
@@ -176,22 +173,20 @@ class Publisher:
         ``label`` is one line for people, which `weightcast log` shows. Updates that are merged into one version carry
         the last step and the last label given. Where nothing changed there is no version, and so no label.
         """
-        step, label = check_step(step), check_label(label)
-        receipt = Receipt(step, self._was_heard)
+        receipt = Receipt(check_step(step), check_label(label), self._mark_raised)
         with self._scanning:  # one after the other: each scan begins where the one before ended
             with self._changed:
                 self._changed.wait_for(lambda: self._pipeline.has_room or self._pipeline.is_over)
                 self._pipeline.refuse_over()
             try:
-                scanned = Scanned(self._scan(weights), step, receipt, label)
-                with self._changed:
-                    self._pipeline.add(scanned)
-                    self._changed.notify_all()
+                scanned = Scanned(self._scan(weights), receipt)
+                with self._event() as pipeline:
+                    pipeline.add(scanned)
             except UsageError:  # raised before anything was scanned
                 raise
             except BaseException as error:
-                # A model's scan that breaks off has taken note of changes that later patches would lack.
-                # Other weights are taken note of at the end, but a signal may come right after it.
+                # A model's scan that is interrupted has recorded changes that later patches would lack.
+                # Other weights are recorded at the end, but a signal may come right after that.
                 if weights is None or not isinstance(error, Exception):
                     self._end(error)
                 raise
@@ -206,14 +201,21 @@ class Publisher:
         refuse_no_weights(weights)
         return self._detector.scan(weights)
 
-    def _was_heard(self) -> None:
-        self._pipeline.is_heard = True
+    def _mark_raised(self) -> None:
+        self._pipeline.was_raised = True
+
+    @contextmanager
+    def _event(self) -> Iterator[Pipeline]:
+        """The pipeline, for an event that other threads may wait for."""
+        with self._changed:
+            yield self._pipeline
+            self._changed.notify_all()
+
+    def _end(self, error: BaseException) -> None:
+        with self._event() as pipeline:
+            pipeline.end(error)
 
     # -- resolve: in the background ------------------------------------------------------------------------------------
-
-    def _resolve(self) -> None:
-        while self._resolve_next():
-            pass
 
     def _resolve_next(self) -> bool:
         """Make a patch of the next scan, and merge it into what waits to be sent; False once all is over."""
@@ -226,7 +228,7 @@ class Publisher:
         try:
             found = resolve(self._fingerprint, scanned.scan)
             self._fingerprint = found.reached
-            update = Resolved(found.patch, found.ranks, scanned.step, (scanned.receipt,), scanned.label)
+            update = Resolved(found.patch, found.ranks, (scanned.receipt,))
             with self._changed:
                 waiting = pipeline.begin_merge()
             if waiting is not None:
@@ -234,39 +236,27 @@ class Publisher:
         except Exception as error:  # noqa: BLE001 - whatever it is, it must reach the receipts
             self._end(error)
             return False
-        with self._changed:
+        with self._event():
             pipeline.resolved(update)
-            self._changed.notify_all()
         return True
-
-    def _end(self, error: BaseException) -> None:
-        with self._changed:
-            self._pipeline.end(error)
-            self._changed.notify_all()
 
     # -- encode, upload and commit: in the background ------------------------------------------------------------------
 
-    def _send(self) -> None:
-        while self._send_next():
-            pass
-
     def _send_next(self) -> bool:
-        """Send what waits, or what failed and has rested; False once all is over."""
+        """Send what waits, or what failed before; False once all is over."""
         pipeline = self._pipeline
-        with self._changed:
+        with self._event():
             self._changed.wait_for(lambda: pipeline.can_send or pipeline.is_over)
             parts = pipeline.begin_send()
-            self._changed.notify_all()
         if not parts:
             return False
         try:
             self._commit(joined(parts))
         except (StoreError, SpaceError) as error:
-            self._rest(error)
+            self._pause(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must reach the receipts
-            with self._changed:
+            with self._event():
                 pipeline.sending_failed(error)
-                self._changed.notify_all()
             return False
         return True
 
@@ -274,18 +264,16 @@ class Publisher:
         """Bring an update from the stage it has reached into the channel."""
         head = self._pipeline.head
         if not changes(stage, head.position):  # an empty version would pause every engine for nothing
-            with self._changed:
-                self._pipeline.committed(head, is_new=False)
-                self._changed.notify_all()
+            with self._event() as pipeline:
+                pipeline.committed(head, is_new=False)
             return
         while not isinstance(stage, Uploaded):
             self._reached(stage)
             stage = self._encode(stage) if isinstance(stage, Resolved) else self._upload(stage, head.position)
         self._reached(stage)
         self._chain.commit(stage.manifest)
-        with self._changed:
-            self._pipeline.committed(stage.manifest)
-            self._changed.notify_all()
+        with self._event() as pipeline:
+            pipeline.committed(stage.manifest)
 
     def _reached(self, stage: Stage) -> None:
         with self._changed:
@@ -305,8 +293,8 @@ class Publisher:
         )
         return Uploaded(update, manifest)
 
-    def _rest(self, error: StoreError | SpaceError) -> None:
-        """Keep what could not be sent for a while, or until someone waits for it."""
+    def _pause(self, error: StoreError | SpaceError) -> None:
+        """Keep what could not be sent until the next attempt, which is at once if a caller waits for it."""
         with self._changed:
             if self._pipeline.store_failed(error):
                 _log.warning("not sent yet, will be tried again every %g s: %s", self._retry_after, error)
@@ -330,24 +318,21 @@ class Publisher:
             return self._pipeline.head.position
 
     def close(self) -> None:
-        """`flush`, then end. If that fails, what is not committed is given up: the receipts say so.
+        """`flush`, then end. If that fails, what is not committed is given up, and its receipts fail.
 
         Raises what prevented a commit, unless `publish`, `flush` or a receipt did already.
         """
         try:
-            if self._pipeline.ended is None or not self._pipeline.is_heard:
+            if self._pipeline.ended is None or not self._pipeline.was_raised:
                 self.flush()
         finally:
             hint = "Open a publisher again: its first publish() sends what is missing."
-            with self._changed:
-                self._pipeline.close(
-                    StoreError("closed before this could be sent", url=self._chain.store.url, hint=hint)
-                )
-                self._changed.notify_all()
+            lost = StoreError("closed before this could be sent", url=self._chain.store.url, hint=hint)
+            with self._event() as pipeline:
+                pipeline.close(lost)
             for thread in self._threads:
                 thread.join()
-            self._detector.close()
-            self._workers.close()
+            self._release()
 
     def __enter__(self) -> Publisher:
         return self
@@ -359,3 +344,9 @@ class Publisher:
             if kind is None:
                 raise
             _log.warning("not everything was sent: %s", problem)  # the caller must see what ended the block
+
+
+def _repeat(step: Callable[[], bool]) -> None:
+    """Do ``step`` until it says that all is over."""
+    while step():
+        pass

@@ -17,12 +17,13 @@ class Receipt:
     is False.
     """
 
-    def __init__(self, step: int | None, heard: Callable[[], None] = lambda: None):
-        """``heard`` is called when the caller learns that it failed."""
+    def __init__(self, step: int | None = None, label: str | None = None, on_raise: Callable[[], None] = lambda: None):
+        """``on_raise`` is called when the caller learns that it failed."""
         self.step = step
+        self.label = label
         self.is_new: bool | None = None
         """Whether a version was committed for it; None until that is known."""
-        self._heard = heard
+        self._on_raise = on_raise
         self._future: Future[Manifest] = Future()
         self._future.set_running_or_notify_cancel()  # a task that awaits it may be cancelled, the commit may not
 
@@ -31,7 +32,7 @@ class Receipt:
         try:
             return self._future.result(timeout)
         finally:
-            self._hear()
+            self._call_if_failed()
 
     def done(self) -> bool:
         """Whether `result` returns or raises at once."""
@@ -41,7 +42,7 @@ class Receipt:
         try:
             return (yield from asyncio.wrap_future(self._future).__await__())
         finally:
-            self._hear()
+            self._call_if_failed()
 
     def succeed(self, manifest: Manifest, is_new: bool = True) -> None:
         """Called by the publisher, once."""
@@ -49,10 +50,10 @@ class Receipt:
         self._future.set_result(manifest)
 
     def fail(self, error: BaseException) -> None:
-        """Called by the publisher; a receipt that is done stays as it is."""
+        """Called by the publisher; a receipt that is done does not change."""
         if not self._future.done():
             self._future.set_exception(error)
 
-    def _hear(self) -> None:
+    def _call_if_failed(self) -> None:
         if self._future.done() and self._future.exception() is not None:
-            self._heard()
+            self._on_raise()
