@@ -1,9 +1,9 @@
-"""A trainer and two followers, three processes around a folder that stands for a bucket; all end at the same bits.
+"""A trainer and two followers, three processes and a folder in place of a bucket; all end at the same bits.
 
     python examples/follow.py [--steps 16] [--lr 3e-6] [--warm-up 40]
 
-The trainer learns to add and publishes every step. The first follower keeps a model in memory, as an engine does, and
-is there from the start. The second is `weightcast pull --follow`: it joins halfway and keeps a checkpoint folder.
+The trainer learns to add and publishes every step. The first follower keeps a model in memory, as an engine does, from
+the first step on. The second is `weightcast pull --follow`: it joins halfway and keeps a checkpoint folder.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from weightcast.torch import TorchTarget
 
 ALPHABET = "0123456789+= "
 LENGTH = 12
-LOOK_EVERY = 0.02
-"""Seconds between two looks of a follower at the bucket."""
+POLL_EVERY = 0.02
+"""Seconds between two polls of a follower."""
 ROLLOUTS = 0.3
-"""Seconds that stand for what else a step of RL has to do."""
+"""Seconds that stand for the rollouts of an RL step."""
 PATIENCE = 60.0
-"""Seconds without a word from anybody after which something is wrong."""
+"""Seconds without a message from any process after which something is wrong."""
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ def train(model: Adder, optimizer: torch.optim.Optimizer, generator: torch.Gener
 
 
 def trainer(bucket: Path, steps: int, lr: float, warm_up: int) -> None:
-    """Learn off the wire first, at a large learning rate; then publish every step at an RL-like one."""
-    torch.set_num_threads(1)  # more of them wait for each other where the followers have the other cores
+    """Learn without publishing first, at a large learning rate; then publish every step at an RL-like one."""
+    torch.set_num_threads(1)  # more threads would wait for each other: the followers use the other cores
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     model = Adder()
@@ -95,16 +95,16 @@ def trainer(bucket: Path, steps: int, lr: float, warm_up: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     with wc.Publisher(bucket, model, optimizer=optimizer, dtype="BF16") as publisher:  # fp32 masters, bf16 on the wire
         table = publisher.table
-        say(event="begun", elements=table.elements, nbytes=table.nbytes)
+        report(event="begun", elements=table.elements, nbytes=table.nbytes)
         for step in range(1, steps + 1):
             time.sleep(ROLLOUTS)
             loss = train(model, optimizer, generator)
             commit = publisher.publish(step=step).result()
             density, version = commit.changed / table.elements, commit.position.version
-            say(event="step", step=step, loss=loss, version=version, density=density, nbytes=commit.object.size)
+            report(event="step", step=step, loss=loss, version=version, density=density, nbytes=commit.object.size)
     rounded = {name: wc.round_to("BF16", value.numpy()) for name, value in model.state_dict().items()}
     proof = wc.fingerprint(wc.Arrays(rounded, dict.fromkeys(rounded, "BF16")))
-    say(event="end", digest=proof.digest)
+    report(event="end", digest=proof.digest)
 
 
 def follower(bucket: Path) -> None:
@@ -112,39 +112,39 @@ def follower(bucket: Path) -> None:
     engine = TorchTarget(Adder().to(torch.bfloat16))
     with subscribed(bucket, engine) as subscriber:
         signal.signal(signal.SIGTERM, lambda number, frame: subscriber.stop())
-        for update in subscriber.follow(LOOK_EVERY):
-            say(event="version", version=update.position.version)
-    say(event="end", digest=wc.fingerprint(engine).digest)
+        for update in subscriber.follow(POLL_EVERY):
+            report(event="version", version=update.position.version)
+    report(event="end", digest=wc.fingerprint(engine).digest)
 
 
 def subscribed(bucket: Path, engine: TorchTarget) -> wc.Subscriber:
-    """Once there is a channel."""
+    """A subscriber, once there is a channel."""
     while True:
         try:
             return wc.Subscriber(bucket, engine)
         except wc.errors.ChannelError:
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_EVERY)
 
 
-def say(**words: Any) -> None:
-    print(json.dumps({"time": time.time(), **words}), flush=True)
+def report(**fields: Any) -> None:
+    print(json.dumps({"time": time.time(), **fields}), flush=True)
 
 
 # -- the process that watches them -------------------------------------------------------------------------------------
 
-Word = tuple[str, dict[str, Any]]
-"""Who said what."""
+Message = tuple[str, dict[str, Any]]
+"""The name of a process, and what it reports."""
 
 
 @contextmanager
-def started(name: str, command: list[str], words: queue.Queue[Word]) -> Iterator[subprocess.Popen[str]]:
-    """A process whose lines go to ``words``, and which is ended if it does not end by itself."""
+def started(name: str, command: list[str], messages: queue.Queue[Message]) -> Iterator[subprocess.Popen[str]]:
+    """A process whose lines go to ``messages``, and which is ended if it does not end by itself."""
 
     def listen() -> None:
         assert child.stdout is not None
         for line in child.stdout:
-            words.put((name, json.loads(line)))
-        words.put((name, {"event": "gone"}))
+            messages.put((name, json.loads(line)))
+        messages.put((name, {"event": "gone"}))
 
     # A session of its own: Ctrl-C reaches us alone, and we end it.
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -163,7 +163,7 @@ def started(name: str, command: list[str], words: queue.Queue[Word]) -> Iterator
 
 
 class Board:
-    """What was heard so far, as a table: a row per version, and how long after its commit each follower had it."""
+    """What was reported so far, as a table: a row per version, and how long after its commit each follower had it."""
 
     def __init__(self, lr: float):
         self.title = f"AdamW at {lr:g}"
@@ -173,17 +173,17 @@ class Board:
         self.digests: dict[str, str] = {}
         self.stopping = False
 
-    def hear(self, name: str, word: dict[str, Any]) -> None:
-        if word["event"] == "begun":
-            self.full = word["nbytes"]
-            self.title = f"{word['elements']:,} parameters, {self.full:,} bytes in bf16, {self.title}"
-        elif word["event"] == "step":
-            self.steps.append(word)
-        elif word["event"] == "version":
-            self.reached[name][word["version"]] = word["time"]
-        elif word["event"] == "end" and "digest" in word:
-            self.digests[name] = word["digest"]
-        elif word["event"] == "gone" and name not in self.digests and not self.stopping:
+    def receive(self, name: str, message: dict[str, Any]) -> None:
+        if message["event"] == "begun":
+            self.full = message["nbytes"]
+            self.title = f"{message['elements']:,} parameters, {self.full:,} bytes in bf16, {self.title}"
+        elif message["event"] == "step":
+            self.steps.append(message)
+        elif message["event"] == "version":
+            self.reached[name][message["version"]] = message["time"]
+        elif message["event"] == "end" and "digest" in message:
+            self.digests[name] = message["digest"]
+        elif message["event"] == "gone" and name not in self.digests and not self.stopping:
             raise SystemExit(f"the {name} ended too early")
 
     def caught_up(self) -> bool:
@@ -198,7 +198,7 @@ class Board:
 
     def __rich__(self) -> Table | str:
         if not self.full:
-            return "learning to add, off the wire"
+            return "learning to add; nothing is published yet"
         table = Table(
             box=None, title=self.title, caption="lag: from a version's commit until a follower has applied it"
         )
@@ -220,28 +220,28 @@ class Board:
 
 def watch(bucket: Path, mirror: Path, args: argparse.Namespace, console: Console) -> dict[str, str]:
     """Run all three until both followers are where the trainer is; the digest of what each holds."""
-    words: queue.Queue[Word] = queue.Queue()
+    messages: queue.Queue[Message] = queue.Queue()
     board = Board(args.lr)
     options = ["--steps", str(args.steps), "--lr", str(args.lr), "--warm-up", str(args.warm_up)]
     this = [sys.executable, __file__, *options, "--bucket", str(bucket), "--role"]
     pull = [sys.executable, "-m", "weightcast", "pull", str(bucket), str(mirror)]
     with ExitStack() as running, Live(board, console=console, refresh_per_second=8):
-        running.enter_context(started("trainer", [*this, "trainer"], words))
-        first = running.enter_context(started("first", [*this, "follower"], words))
+        running.enter_context(started("trainer", [*this, "trainer"], messages))
+        first = running.enter_context(started("first", [*this, "follower"], messages))
         second = None
         while not board.caught_up():
-            name, word = words.get(timeout=PATIENCE)
-            board.hear(name, word)
-            if word["event"] == "step" and word["step"] == (args.steps + 1) // 2:
-                late = [*pull, "--follow", "--every", str(LOOK_EVERY), "--json"]
-                second = running.enter_context(started("second", late, words))
+            name, message = messages.get(timeout=PATIENCE)
+            board.receive(name, message)
+            if message["event"] == "step" and message["step"] == (args.steps + 1) // 2:
+                late = [*pull, "--follow", "--every", str(POLL_EVERY), "--json"]
+                second = running.enter_context(started("second", late, messages))
         board.stopping = True
         assert second is not None
         for child in (first, second):
             child.terminate()
             child.wait(PATIENCE)
         while "first" not in board.digests:
-            board.hear(*words.get(timeout=PATIENCE))
+            board.receive(*messages.get(timeout=PATIENCE))
     with wc.Checkpoint(mirror) as files:
         return board.digests | {"second": wc.fingerprint(files).digest}
 
@@ -273,7 +273,7 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit("interrupted") from None
     except queue.Empty:
-        raise SystemExit(f"nothing was heard for {PATIENCE:.0f} s") from None
+        raise SystemExit(f"no process reported anything for {PATIENCE:.0f} s") from None
     if len(set(digests.values())) != 1:
         raise SystemExit(f"they hold different bits: {digests}")
     console.print(f"\nThe trainer and both followers hold the same bits: {digests['trainer']}.", soft_wrap=True)

@@ -30,7 +30,6 @@ from weightcast import _startup, errors  # noqa: F401 - the first import of all:
 from weightcast.errors import WeightcastError
 
 if TYPE_CHECKING:
-    from weightcast.channel.edge import Edge
     from weightcast.channel.keys import Position
     from weightcast.channel.policy import AtLeast, Every, Newest, Pinned, Policy
     from weightcast.channel.records import Manifest, ObjectRef, Reference
@@ -69,7 +68,6 @@ __all__ = [
     "CodecName",
     "Detect",
     "Dtype",
-    "Edge",
     "Every",
     "Fingerprint",
     "Listed",
@@ -117,81 +115,36 @@ __all__ = [
 ]
 
 _HOMES = {
-    "channel.edge": ("Edge",),
-    "channel.keys": ("Position",),
-    "channel.policy": (
-        "AtLeast",
-        "Every",
-        "Newest",
-        "Pinned",
-        "Policy",
-    ),
-    "channel.records": (
-        "Manifest",
-        "ObjectRef",
-        "Reference",
-    ),
-    "disk.apply": (
-        "Applied",
-        "Written",
-        "apply_in_place",
-        "apply_to_copy",
-        "write_patch",
-    ),
-    "disk.checkpoint": ("Checkpoint",),
-    "follow.replica": ("Staged",),
-    "follow.mirror_reader": ("reading",),
-    "follow.subscriber": ("Subscriber",),
-    "follow.update": ("Update",),
-    "format.codec": ("CodecName",),
-    "format.codec.ranks": ("Ranks",),
-    "format.scan": ("Detect",),
-    "format.diff": (
-        "anchor",
-        "diff",
-    ),
-    "format.digest": (
-        "Fingerprint",
-        "box_digest",
-        "fingerprint",
-    ),
-    "format.kernels.ready": ("warm_up",),
-    "format.patch": (
-        "ModelSize",
-        "Patch",
-        "TensorPatch",
-        "advance",
-        "compose",
-    ),
-    "format.patchfile": (
-        "decode",
-        "encode",
-    ),
-    "format.spec": (
-        "Dtype",
-        "TensorSpec",
-        "TensorTable",
-    ),
-    "format.tensors": (
-        "Arrays",
-        "Target",
-        "Weights",
-        "round_to",
-    ),
-    "format.workers": ("Workers",),
-    "publish.open": ("init",),
-    "publish.publisher": ("Publisher",),
-    "publish.receipt": ("Receipt",),
-    "store": ("open_store",),
-    "store.backoff": ("Clock",),
-    "store.base": (
-        "Listed",
-        "Store",
-    ),
+    "channel.keys": "Position",
+    "channel.policy": "AtLeast Every Newest Pinned Policy",
+    "channel.records": "Manifest ObjectRef Reference",
+    "disk.apply": "Applied Written apply_in_place apply_to_copy write_patch",
+    "disk.checkpoint": "Checkpoint",
+    "follow.mirror_reader": "reading",
+    "follow.replica": "Staged",
+    "follow.subscriber": "Subscriber",
+    "follow.update": "Update",
+    "format.codec": "CodecName",
+    "format.codec.ranks": "Ranks",
+    "format.diff": "anchor diff",
+    "format.digest": "Fingerprint box_digest fingerprint",
+    "format.kernels.ready": "warm_up",
+    "format.patch": "ModelSize Patch TensorPatch advance compose",
+    "format.patchfile": "decode encode",
+    "format.scan": "Detect",
+    "format.spec": "Dtype TensorSpec TensorTable",
+    "format.tensors": "Arrays Target Weights round_to",
+    "format.workers": "Workers",
+    "publish.open": "init",
+    "publish.publisher": "Publisher",
+    "publish.receipt": "Receipt",
+    "store": "open_store",
+    "store.backoff": "Clock",
+    "store.base": "Listed Store",
 }
 """Which module has which public names. They are imported when first used: the command needs few of them, quickly."""
 
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,9 @@
 """TRL: `AsyncGRPOTrainer(…, weight_transfer=WeightcastTransfer(url))` is the whole change.
 
-    TRL's iterator → take (this side, wire dtype) → detect → upload, commit → live in the engines
+    TRL's iterator → take (host copy, wire dtype) → detect → upload, commit → live in the engines
 
-TRL calls `pause`, `send_weights` and `resume` for each sync. The first and the last do nothing: engines go on serving
-while all of that happens, and are paused by whoever writes into them, for the writing alone.
+TRL calls `pause`, `send_weights` and `resume` for each sync. The first and the last do nothing: engines serve while all
+of that happens, and are paused by the agent that writes into them, only while it writes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from weightcast.format.workers import Workers
 from weightcast.publish.open import channel_in
 from weightcast.publish.publisher import Publisher
 from weightcast.store import open_store
+from weightcast.store.backoff import Backoff
 from weightcast.store.base import Store
 from weightcast.torch.model import wire_name
 from weightcast.torch.stream import Streamed
@@ -47,8 +48,8 @@ _HEAD = "lm_head.weight"
 _SOON = 5.0
 """Seconds after which the log says what the first sync waits for, unless ``patience`` is shorter."""
 
-_LOOK_AGAIN = 0.05, 2.0
-"""Seconds between two checks whether the engines are live: the first pause, and the longest."""
+_CHECK_EVERY, _LONGEST = 0.03, 2.0
+"""Seconds between two checks whether the engines are live: half the first pause, and the longest."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ class _Sent:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Whether a version is live: ``pause`` is what it cost, or None; then ``problem`` says what is missing."""
+class _Live:
+    """Whether a version is live: ``pause`` is what it cost; if that is None, ``problem`` says what is missing."""
 
     pause: float | None
     problem: str = ""
@@ -247,32 +248,31 @@ class WeightcastTransfer:
         """Wait until a version is live; the pause that it took, or None if it took too long."""
         if (self._engine is None and patience == 0) or (patience and not sent.is_there):
             return None
-        deadline, wait, warned = began + patience, _LOOK_AGAIN[0], False
+        deadline, backoff, warned = began + patience, Backoff(_CHECK_EVERY, _LONGEST), False
         while True:
             cause = None
             try:
-                look = self._look(sent.position)
+                live = self._check(sent.position)
             except WeightcastError as error:  # training need not end because of an engine or its mirror
                 if first and isinstance(error, MisfitError):
                     raise  # waiting does not help
-                look, cause = _Look(None, str(error)), error
-            if look.pause is not None:
-                return look.pause
+                live, cause = _Live(None, str(error)), error
+            if live.pause is not None:
+                return live.pause
             if time.monotonic() >= deadline:
                 break
             if first and not warned and time.monotonic() >= began + min(self.patience, _SOON):
                 warned = True
-                _log.warning("waiting for version %s to be live: %s", sent.position.version, look.problem)
-            time.sleep(min(wait, max(0.0, deadline - time.monotonic())))
-            wait = min(1.5 * wait, _LOOK_AGAIN[1])
-        problem = f"version {sent.position.version} is not live after {patience:g} s: {look.problem}"
+                _log.warning("waiting for version %s to be live: %s", sent.position.version, live.problem)
+            time.sleep(min(backoff.failed(), max(0.0, deadline - time.monotonic())))
+        problem = f"version {sent.position.version} is not live after {patience:g} s: {live.problem}"
         if first:
             url = self._engine.url if self._engine else self._store.url
-            raise EngineError(problem, url=url, hint=self._remedy(look)) from cause
+            raise EngineError(problem, url=url, hint=self._remedy(live)) from cause
         _log.warning("%s; training goes on", problem)
         return None
 
-    def _look(self, position: Position) -> _Look:
+    def _check(self, position: Position) -> _Live:
         """Whether all engines are at a position. Updates ``engine`` itself if no agent follows the channel."""
         assert self._chain is not None
         self._followers = self._followers or Followers(self._chain)
@@ -282,16 +282,15 @@ class WeightcastTransfer:
         if self._agent is not None:
             self._step_aside()
         if not engines:
-            return _Look(None, "no engine follows the channel", no_engine=True)
-        # Positions, not numbers: a channel that was reset uses a number again.
-        late = [beat for beat in engines if beat.position != position]
-        if not late:
-            return _Look(max(beat.pause or 0.0 for beat in engines))
-        return _Look(
-            None, ", ".join(f"{beat.replica} is at {beat.position.version}{_why(beat.error)}" for beat in late)
-        )
+            return _Live(None, "no engine follows the channel", no_engine=True)
+        late = [
+            f"{beat.replica} is at {beat.position.version}" + (f" ({beat.error})" if beat.error else "")
+            for beat in engines
+            if beat.position != position  # not numbers: a channel that was reset uses a number again
+        ]
+        return _Live(None, ", ".join(late)) if late else _Live(max(beat.pause or 0.0 for beat in engines))
 
-    def _drive(self, engine: Engine, position: Position) -> _Look:
+    def _drive(self, engine: Engine, position: Position) -> _Live:
         """Do what an agent would do."""
         if self._agent is None:
             assert self._chain is not None
@@ -301,8 +300,8 @@ class WeightcastTransfer:
         self._agent.step()
         at, last = self._agent.position, self._agent.last
         if at != position:  # the same number may be another writer's, or of a channel that was reset
-            return _Look(None, f"the engine is at {at}, not at {position}")
-        return _Look(last.pause if last is not None else 0.0)
+            return _Live(None, f"the engine is at {at}, not at {position}")
+        return _Live(last.pause if last is not None else 0.0)
 
     def _step_aside(self) -> None:
         """An agent follows now: two of them must not update one engine."""
@@ -310,16 +309,12 @@ class WeightcastTransfer:
         self._driving.close()
         _log.info("an agent follows %s now: this trainer no longer updates the engine itself", self._store.url)
 
-    def _remedy(self, look: _Look) -> str:
+    def _remedy(self, live: _Live) -> str:
         if self._agent is not None:
             return "Is it on this host? If not, run `weightcast attach` next to it instead of passing engine=…."
-        if look.no_engine:
+        if live.no_engine:
             return f"Run `weightcast attach {self._store.url} --engine http://127.0.0.1:8000` next to vLLM."
         return "If it only takes longer, pass a longer patience=…."
-
-
-def _why(error: str | None) -> str:
-    return f" ({error})" if error else ""
 
 
 def _held_by(store: Store, received: Streamed, head: Manifest | None) -> Weights:
