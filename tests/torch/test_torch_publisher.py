@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from training import DETECTORS, DEVICE, Following, adam, backward, same, small, 
 from waiting import until  # noqa: E402
 
 import weightcast as wc  # noqa: E402
+from weightcast.torch import TorchTarget  # noqa: E402
 from weightcast.torch.batch import Copied  # noqa: E402
 
 
@@ -272,3 +274,22 @@ def test_transformers_models_are_published_as_they_are_saved(tmp_path: Path) -> 
         subscriber.fold()
     loaded = transformers.Qwen3MoeForCausalLM.from_pretrained(tmp_path / "mirror")
     assert torch.equal(loaded.lm_head.weight.cpu(), model.lm_head.weight.cpu())
+
+
+def test_anchor_in_place_of_an_unreachable_head_has_the_configuration(tmp_path: Path) -> None:
+    class Configured(nn.Linear):
+        config = SimpleNamespace(save_pretrained=lambda folder: (folder / "config.json").write_text("{}"))
+
+    channel, mirror = tmp_path / "channel", tmp_path / "mirror"
+    with wc.Publisher(channel, Configured(4, 4), threads=1):
+        pass
+    for path in channel.rglob("*.safetensors"):
+        path.unlink()
+    model = Configured(4, 4)
+    with wc.Publisher(channel, model, threads=1) as publisher:
+        assert publisher.position.version == 1
+    with wc.Subscriber(channel, mirror, threads=1) as subscriber:
+        subscriber.sync()
+    assert (mirror / "config.json").read_text() == "{}"
+    with wc.Checkpoint(mirror) as files:
+        assert wc.fingerprint(files) == wc.fingerprint(TorchTarget(model))
