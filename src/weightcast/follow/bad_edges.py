@@ -9,7 +9,7 @@ from weightcast.channel.edge import Edge
 from weightcast.errors import AccessError, MissingError, WeightcastError
 from weightcast.store.backoff import CLOCK, Backoff, Clock
 
-_CHEAP = (MissingError, AccessError)
+CHEAP = (MissingError, AccessError)
 """Errors that one small request shows: those edges are tried again at every poll."""
 
 _FORGET = 3600.0
@@ -40,7 +40,7 @@ class BadEdges:
     def add(self, edge: Edge, error: WeightcastError) -> None:
         """Avoid this edge for the rest of the poll, and longer if it took a download to find out."""
         self._now[edge.key] = error
-        if not isinstance(error, _CHEAP):
+        if not isinstance(error, CHEAP):
             before = self._bad.get(edge.key)
             backoff = before.backoff if before else Backoff(1.0)
             self._bad[edge.key] = _Bad(error, backoff, self._clock.now() + backoff.failed())

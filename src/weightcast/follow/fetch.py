@@ -23,6 +23,7 @@ from weightcast.errors import (
     ChannelError,
     CheckpointError,
     FormatError,
+    MismatchError,
     MissingError,
     SpaceError,
     StoreError,
@@ -35,6 +36,9 @@ from weightcast.store.download import fetch, sha256_of
 
 _AHEAD = 2
 """Objects that are fetched while another is decoded."""
+
+BAD_OBJECT = (AccessError, ChannelError, CheckpointError, FormatError, MismatchError, MissingError, UsageError)
+"""Errors that mean that an object cannot be used; others are of the store or of the disk."""
 
 _BAD_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR}
 """Errors for a file name that the system does not allow: the fault of the channel, not of the disk."""
@@ -120,7 +124,7 @@ def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progre
         ref, base = (squash_object(edge), None) if edge.kind == "squash" else _delta_of(manifest, edge)
         _fetch_object(chain, ref, path, progress, durable=False)
         return Arrived(edge, path, manifest.position if manifest else None, base)
-    except (FormatError, MissingError, AccessError, ChannelError, CheckpointError, UsageError) as error:
+    except BAD_OBJECT as error:
         raise BadEdgeError(edge, error) from error
     except OSError as error:
         if error.errno not in _BAD_NAMES:

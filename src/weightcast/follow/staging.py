@@ -13,16 +13,8 @@ from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.companions import WEIGHTS
 from weightcast.disk.durable import Report, discard, require_space, silent
 from weightcast.disk.staged import Overlay, stage
-from weightcast.errors import (
-    BaseError,
-    ChannelError,
-    CheckpointError,
-    FormatError,
-    MismatchError,
-    ResultError,
-    UsageError,
-)
-from weightcast.follow.fetch import Arrived, BadEdgeError, arrivals, name_of
+from weightcast.errors import BaseError, ChannelError, FormatError, ResultError
+from weightcast.follow.fetch import BAD_OBJECT, Arrived, BadEdgeError, arrivals, name_of
 from weightcast.follow.replica import Replica, Staged, StagedAnchor, StagedPatch, position_of
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
@@ -65,7 +57,7 @@ def stage_route(
                     patches.append(StagedPatch(Position(edge.result, fingerprint.digest), out))
                     arrived.path.unlink()
                 _refuse_other_result(arrived, fingerprint)
-            except (FormatError, MismatchError, UsageError, ChannelError, CheckpointError) as error:
+            except BAD_OBJECT as error:
                 raise BadEdgeError(edge, error) from error
         assert fingerprint is not None
         return Staged(

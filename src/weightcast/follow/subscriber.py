@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -16,16 +17,8 @@ from weightcast.channel.policy import NEWEST, Policy
 from weightcast.channel.records import Manifest
 from weightcast.channel.route import Route
 from weightcast.disk.durable import Report, disk_errors, silent
-from weightcast.errors import (
-    AccessError,
-    BusyError,
-    MissingError,
-    SpaceError,
-    StoreError,
-    UsageError,
-    WeightcastError,
-)
-from weightcast.follow.bad_edges import BadEdges
+from weightcast.errors import BusyError, SpaceError, StoreError, UsageError, WeightcastError
+from weightcast.follow.bad_edges import CHEAP, BadEdges
 from weightcast.follow.fetch import BadEdgeError, forget_downloads
 from weightcast.follow.finder import Finder
 from weightcast.follow.heartbeat_sender import HeartbeatSender, error_text
@@ -95,10 +88,8 @@ class Subscriber:
         ``patience`` seconds for their readers.
         """
         self._policy = policy
-        self._holds = holds
         self._report = report
         self._folds = fold
-        self._fold_every, self._patience = fold_every, patience
         self._clock = clock
         self._bad = BadEdges(clock)
         self._examined = False
@@ -114,32 +105,12 @@ class Subscriber:
         try:
             instance = MirrorFolder(Path(holds)).instance if isinstance(holds, (str, Path)) else None
             self._heartbeats = HeartbeatSender(replica, instance, clock) if replica else None
-            self._finder = Finder(chain, self._open_replica)
+            # Not a method of ours: such a cycle would keep the weights in memory until the garbage collector runs.
+            opener = partial(_open_replica, holds, self._workers, report, fold_every, patience)
+            self._finder = Finder(chain, opener)
         except BaseException:
             self._workers.close()
             raise
-
-    def _open_replica(self, chain: Chain) -> Replica:
-        if isinstance(self._holds, (str, Path)):
-            return Mirror(
-                self._holds,
-                chain.channel.id,
-                chain.channel.table,
-                self._workers,
-                self._report,
-                url=chain.store.url,
-                fold_every=self._fold_every,
-                patience=self._patience,
-            )
-        if is_module(self._holds):
-            from weightcast.torch import TorchTarget
-
-            target: Target = TorchTarget(self._holds, self._workers)
-        else:
-            target = cast(Target, self._holds)
-        refuse_no_weights(target)
-        refuse_other_table(chain.channel.table, target.table)
-        return MemoryReplica(target, self._workers)
 
     @property
     def policy(self) -> Policy:
@@ -252,7 +223,7 @@ class Subscriber:
 
     def _examine_once(self, error: WeightcastError) -> None:
         """Examine our own weights, once a poll: if a patch does not fit, they may have been changed."""
-        if self._examined or isinstance(error, (MissingError, AccessError)) or self._replica.fingerprint is None:
+        if self._examined or isinstance(error, CHEAP) or self._replica.fingerprint is None:
             return
         self._examined = True
         if self._finder.is_elsewhere():
@@ -362,3 +333,25 @@ class Subscriber:
             if error is None:
                 raise
             _log.warning("the files could not be brought up to date: %s", late)  # the block's own error comes first
+
+
+def _open_replica(
+    holds: Target | torch.nn.Module | Path | str,
+    workers: Workers,
+    report: Report,
+    fold_every: int,
+    patience: float,
+    chain: Chain,
+) -> Replica:
+    identity, table = chain.channel.id, chain.channel.table
+    if isinstance(holds, (str, Path)):
+        url = chain.store.url
+        return Mirror(holds, identity, table, workers, report, url=url, fold_every=fold_every, patience=patience)
+    if is_module(holds):
+        from weightcast.torch import TorchTarget
+
+        holds = TorchTarget(holds, workers)
+    refuse_no_weights(holds)
+    target = cast(Target, holds)
+    refuse_other_table(table, target.table)
+    return MemoryReplica(target, workers)

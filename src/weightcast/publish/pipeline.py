@@ -214,7 +214,10 @@ class Pipeline:
         if self.ended is not None:
             return ()
         if self.is_closing and (self._failure is not None or not self._has_waiting):
-            self._give_up()
+            if not self.is_idle:
+                assert self._lost is not None
+                self.end(self._lost)
+                self.was_raised = True
             return ()
         assert self.can_send
         parts: list[Stage] = []
@@ -284,12 +287,6 @@ class Pipeline:
         """Take no more scans; what cannot be sent any more is ``lost``."""
         self.is_closing = True
         self._lost = lost
-
-    def _give_up(self) -> None:
-        if not self.is_idle:
-            assert self._lost is not None
-            self.end(self._lost)
-            self.was_raised = True
 
     # -- flush ---------------------------------------------------------------------------------------------------------
 
