@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -236,3 +238,16 @@ def test_mirror_of_another_channel_is_refused(tmp_path: Path) -> None:
     new = small_model(3)
     wc.init(FileStore(tmp_path / "one"), new)
     assert pull(FileStore(tmp_path / "one"), tmp_path / "mirror").digest == wc.fingerprint(new).digest
+
+
+def test_closed_subscriber_releases_its_weights_without_the_garbage_collector(store: Store) -> None:
+    there = wc.Arrays.copy_of(channel_of(store, 2)[0])
+    released = weakref.ref(there)
+    gc.disable()
+    try:
+        with wc.Subscriber(store, there, threads=1) as subscriber:
+            subscriber.sync()
+        del there, subscriber
+        assert released() is None
+    finally:
+        gc.enable()
