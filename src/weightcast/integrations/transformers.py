@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,10 @@ class WeightcastCallback(TrainerCallback):
         """
         if every < 1:
             raise UsageError(f"nothing can be published every {every} steps", hint="Pass every=1 or more.")
-        self._channel, self._every = channel, every
-        self._dtype, self._detect, self._check_every = dtype, detect, check_every
-        self._codec, self._writer = codec, writer
+        self._every = every
+        self._open = partial(
+            Publisher, channel, dtype=dtype, detect=detect, check_every=check_every, codec=codec, writer=writer
+        )
         self._publisher: Publisher | None = None
         self._receipt: Receipt | None = None
         self._underway: deque[Receipt] = deque()
@@ -91,17 +93,7 @@ class WeightcastCallback(TrainerCallback):
         self._abandon()
         if not state.is_world_process_zero:
             return
-        model: torch.nn.Module = kwargs["model"]
-        self._publisher = Publisher(
-            self._channel,
-            model,
-            optimizer=kwargs["optimizer"],
-            detect=self._detect,
-            dtype=self._dtype,
-            check_every=self._check_every,
-            codec=self._codec,
-            writer=self._writer,
-        )
+        self._publisher = self._open(kwargs["model"], optimizer=kwargs["optimizer"])
         self._published_step = state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

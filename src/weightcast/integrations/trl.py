@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +138,10 @@ class WeightcastTransfer:
         self._mirror = mirror
         self._dtype = wire_name(dtype)
         self.patience, self._joining = patience, joining
-        self._codec, self._writer, self._threads, self._retry_after = codec, writer, threads, retry_after
+        self._threads = threads
+        self._open = partial(
+            Publisher, self._store, codec=codec, writer=writer, threads=threads, retry_after=retry_after
+        )
         self._opened, self._driving = ExitStack(), ExitStack()
         self._received: Streamed | None = None
         self._publisher: Publisher | None = None
@@ -170,7 +174,7 @@ class WeightcastTransfer:
         first, began = self._publisher is None, time.monotonic()
         if first:
             sent = self._begin(self._received, clock)
-            began = time.monotonic()  # however long it takes to upload a whole model
+            began = time.monotonic()  # patience does not count the upload of a whole model
         else:
             sent = self._publish(began + self.patience, clock)
         patience = max(self.patience, self._joining) if first and self.patience else self.patience
@@ -208,15 +212,7 @@ class WeightcastTransfer:
                     _log.warning("%s is a copy of %s, and stays one: TRL sends only that", name, other)
                 if frozen := len(missing) - len(tied):
                     _log.info("%s tensors of the channel are not trained and stay as they are", frozen)
-            publisher = Publisher(
-                self._store,
-                received,
-                codec=self._codec,
-                writer=self._writer,
-                threads=self._threads,
-                retry_after=self._retry_after,
-            )
-            self._publisher = self._opened.enter_context(publisher)
+            self._publisher = publisher = self._opened.enter_context(self._open(received))
             self._chain = Chain.open(self._store)
             receipt = publisher.publish()
             publisher.flush()  # raises an error for which the receipt would wait
