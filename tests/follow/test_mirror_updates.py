@@ -91,7 +91,7 @@ def test_space_is_checked_before_it_is_used(world: World, monkeypatch: pytest.Mo
     before = {name: data for name, data in tree(world.mirror).items() if "log" not in name}
     monkeypatch.setattr(shutil, "disk_usage", crowded)
     calls = FaultyStore(world.store)
-    with pytest.raises(SpaceError, match="bytes are needed and 100 are free"):
+    with pytest.raises(SpaceError, match="bytes are needed, 100 are free"):
         follow(world, calls)
     assert asked
     assert not calls.asked("get", DELTAS)
