@@ -22,9 +22,10 @@ from fake_clock import FakeClock
 
 import weightcast as wc
 from weightcast.channel.keys import Position
+from weightcast.cli.following import Outage
 from weightcast.cli.pull import follow_channel
 from weightcast.cli.settings import settings
-from weightcast.errors import StoreError
+from weightcast.errors import SpaceError, StoreError
 from weightcast.follow.loop import OnError
 from weightcast.follow.subscriber import Subscriber
 from weightcast.follow.update import Update
@@ -110,6 +111,13 @@ def test_outage_is_warned_about_once_and_its_end_reported(
     told = [event.get("problem") or event.get("version") or event["seconds"] for event in events]
     assert told == ["no answer", "no route", 40, 1, "no answer", 10]
     assert [event["event"] for event in events].count("recovered") == 2
+
+
+def test_full_disk_is_warned_about_once(capsys: pytest.CaptureFixture[str]) -> None:
+    outage = Outage(fatal=())
+    for free in (7, 8):
+        outage.warn(SpaceError(f"9 bytes are needed, {free} are free"))
+    assert capsys.readouterr().err.count("bytes are needed") == 1
 
 
 def test_end_of_an_outage_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from faults import Crash, FaultyStore
 from faulty_disk import FaultyDisk
 from liars import tree
 from mirrors import edit, fetched
+from scripted_store import ScriptedStore
 from worlds import World, follow
 
 import weightcast as wc
@@ -98,6 +99,22 @@ def test_space_is_checked_before_it_is_used(world: World, monkeypatch: pytest.Mo
     assert {name: data for name, data in tree(world.mirror).items() if "log" not in name} == before
     monkeypatch.setattr(shutil, "disk_usage", real)
     assert follow(world) == 4
+
+
+def test_interrupted_download_needs_room_for_the_rest_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, store = shutil.disk_usage, ScriptedStore(world.store)
+    shards = {listed.key: listed.size for listed in store.list(ANCHORS) if listed.key.endswith(".safetensors")}
+    last = max(shards)
+    with store.fail("get", last), pytest.raises(UnreachableError):
+        follow(world, store, policy=Pinned(0))
+
+    def crowded(path: object) -> shutil._ntuple_diskusage:
+        usage = real(path)  # type: ignore[arg-type]
+        return type(usage)(usage.total, usage.used, sum(shards.values()) - 1)
+
+    monkeypatch.setattr(shutil, "disk_usage", crowded)
+    assert follow(world, store, policy=Pinned(0)) == 0
+    assert store.count("get", tuple(shards.keys() - {last})) == len(shards) - 1
 
 
 def test_failed_downloads_do_not_accumulate(world: World) -> None:

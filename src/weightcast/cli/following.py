@@ -7,7 +7,7 @@ from typing import Any
 
 from weightcast.cli.console import caution, fields_of, say, tell
 from weightcast.cli.wording import span
-from weightcast.errors import WeightcastError
+from weightcast.errors import SpaceError, WeightcastError
 from weightcast.store.backoff import CLOCK, Clock
 
 
@@ -43,9 +43,11 @@ class Outage:
         """Print an error once; raise one that does not pass."""
         if isinstance(error, self._fatal):
             raise error
-        if str(error) not in self._warned:
+        # The text of a full disk holds how much is free, which changes all the time.
+        text = "the disk is full" if isinstance(error, SpaceError) else str(error)
+        if text not in self._warned:
             print_warning(error)
-        self._warned.add(str(error))
+        self._warned.add(text)
 
     def failed(self, error: WeightcastError) -> None:
         """A round failed."""

@@ -32,7 +32,8 @@ def stage_route(
     staging, incoming = replica.workshop / "staged", replica.workshop / "incoming"
     _clear(staging, set())
     _clear(incoming, {name_of(edge) for edge in route})
-    require_space(replica.workshop, route_bytes(route))
+    downloaded = sum(path.stat().st_size for path in incoming.rglob("*") if path.is_file())
+    require_space(replica.workshop, route_bytes(route) - downloaded)
     with ExitStack() as opened:
         weights, fingerprint = replica.weights, replica.fingerprint
         anchor: StagedAnchor | None = None

@@ -80,7 +80,8 @@ def fetch(
     try:
         _complete(fd, path, _Download(store, key, size, parts, part_size, report), sha256)
         if durable:
-            os.fsync(fd)
+            with space_errors(path):
+                os.fsync(fd)
         gathered.replace(path)
     except (FormatError, SpaceError):
         gathered.unlink()
