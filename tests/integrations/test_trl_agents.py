@@ -100,7 +100,7 @@ def test_first_sync_without_followers_raises_with_the_remedy(opened: Opened) -> 
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"no engine follows.*weightcast attach memory://bucket --engine"):
         sync(transfer, tensors)
-    assert 0.2 <= time.monotonic() - began < 10
+    assert time.monotonic() - began >= 0.2
     assert transfer.last is None
     holds(store, tensors)
 
@@ -159,7 +159,7 @@ def test_killed_agent_causes_a_warning_and_its_successor_catches_up(
         caplog.clear()
         began = time.monotonic()
         done = sync(transfer, stream(weights))
-        assert 0.3 <= time.monotonic() - began < 10
+        assert time.monotonic() - began >= 0.3
         assert (done.version, done.live, done.pause) == (number, False, None)
         (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert f"version {number} is not live after 0.3 s: engine-0 is at 0; training goes on" in warning
