@@ -25,7 +25,7 @@ class Listed:
 class Store(Protocol):
     """A bucket, or a folder of one. Keys are relative to it: parts joined by `/` (`is_key`).
 
-    An object appears whole or not at all. Errors are `StoreError`s: `MissingError` where a key is not there,
+    An object appears whole or not at all. Errors are `WeightcastError`s: `MissingError` where a key is not there,
     `UnreachableError` if another attempt may succeed, `AccessError` for credentials and permissions.
     """
 
@@ -43,7 +43,7 @@ class Store(Protocol):
         ...
 
     def create(self, key: str, data: Data) -> bool:
-        """Write an object unless there is one of that name: False, and nothing changed, if there is."""
+        """Write an object, durably, unless there is one of that name: False, and nothing changed, if there is."""
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
