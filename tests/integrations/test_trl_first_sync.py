@@ -262,7 +262,7 @@ def test_rounding_to_an_unsupported_dtype_is_refused(opened: Opened) -> None:
     wc.init(store, Bag({spec: np.arange(4, dtype=np.uint8)}))
     transfer = opened(store)
     transfer.init_weight_transfer()
-    with pytest.raises(UsageError, match="sends F32, the channel has F8_E4M3"):
+    with pytest.raises(UsageError, match="sent F32, the channel has F8_E4M3"):
         sync(transfer, {"w": torch.zeros(4)})
     assert versions(store) == [0]
 
@@ -271,7 +271,7 @@ def test_unknown_dtype_is_refused_for_a_new_channel(opened: Opened) -> None:
     store = Attended()
     transfer = opened(store)
     transfer.init_weight_transfer()
-    with pytest.raises(UsageError, match="complex128 is not a dtype"):
+    with pytest.raises(UsageError, match=r"cannot hold torch\.complex128"):
         sync(transfer, {"w": torch.zeros(4, dtype=torch.complex128)})
     assert store.keys() == set()
 
