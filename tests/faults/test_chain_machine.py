@@ -22,6 +22,7 @@ from worlds import NOW, model_of, nothing_like, states, temporary_files_in
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.keys import HEAD
 from weightcast.channel.pins import pin, pins, unpin
 from weightcast.channel.policy import Every, Pinned, Policy
 from weightcast.channel.retention import Retention
@@ -201,13 +202,15 @@ class ChannelMachine(RuleBasedStateMachine):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         save(bits, folder)
-        self._interrupted(fault, lambda store: publish(store, folder, self.root / "keeper"))
+        self._interrupted(fault, lambda store: publish(store, folder, self.root / "keeper"), hint=bool(self.gone))
         self._learn([bits])
 
     # -- maintain ----------------------------------------------------------------------------------------------------
 
-    def _interrupted(self, fault: tuple[str, int], work: Callable[[Store], object]) -> None:
+    def _interrupted(self, fault: tuple[str, int], work: Callable[[Store], object], hint: bool = False) -> None:
+        """Work with a fault; with ``hint`` an old listing comes with the right head (SPEC 11.4.9)."""
         store = FaultyStore(self.store, *fault)
+        store.old_head = self.store.get(HEAD) if hint else None
         with self._here():
             try:
                 work(store)
