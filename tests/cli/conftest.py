@@ -9,6 +9,14 @@ import pytest
 from cli_world import World, make_world
 from offline_pairs import Pair, make_pair
 
+from weightcast.cli.settings import begin_run
+
+
+@pytest.fixture(autouse=True)
+def no_settings() -> None:
+    """Forget what a test before asked of the command in this process."""
+    begin_run()
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:

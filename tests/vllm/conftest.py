@@ -24,3 +24,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return models.make(kind, tmp_path_factory.mktemp("models") / kind)
 
     return made
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a module that share an engine run in one process; every other test goes to whichever is free."""
+    for item in items:
+        if {"engine", "shared"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
