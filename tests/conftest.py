@@ -73,6 +73,7 @@ def ram(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of several processes that run tests, one runs those on a real S3: a gateway takes a gigabyte and 15 seconds."""
     for item in items:

@@ -1,0 +1,201 @@
+"""All four boxes on this machine, with a folder as the bucket: a policy learns Wordle while its replicas follow.
+
+python -m examples.wordle.demo            # about five minutes on two cores
+python -m examples.wordle.demo --chaos    # the same, and each box is killed once on the way
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+
+import weightcast as wc
+from examples.wordle.boxes import Box, Boxes, Message, free_port
+from examples.wordle.record import Record
+from examples.wordle.summary import Proof, failures, summary
+from examples.wordle.view import View
+
+LATE = 0.15
+"""After this share of all steps the second replica joins."""
+KILLS = (("replica-a", 0.3), ("environment", 0.45), ("replica-b", 0.6), ("trainer", 0.75))
+"""With --chaos: which box is killed after which share of all steps."""
+DOWN = 2.0
+"""Seconds that a killed box stays away."""
+PATIENCE = 180.0
+"""Seconds without a message from any box after which something is wrong."""
+
+
+@dataclass
+class Restart:
+    box: Box
+    at: float
+
+
+class Demo:
+    """Starts the boxes, kills and restarts some, and records what all of them report."""
+
+    def __init__(self, boxes: Boxes, given: argparse.Namespace, folder: Path):
+        self.record = Record()
+        self._boxes, self._steps = boxes, given.steps
+        self._kills = list(KILLS) if given.chaos else []
+        self._restarts: list[Restart] = []
+        self._killed: set[tuple[str, int]] = set()
+        environment, *self._replicas = (f"http://127.0.0.1:{free_port()}" for _ in range(3))
+        channel = str(folder / "bucket")
+        boxes.add("environment", module("environment", "--port", port(environment)))
+        for name, url in zip(("replica-a", "replica-b"), self._replicas, strict=True):
+            boxes.add(name, module("replica", "--channel", channel, "--name", name, "--port", port(url)))
+        trainer = module("trainer", "--channel", channel, "--environment", environment, "--replicas", *self._replicas)
+        options = ("--steps", given.steps, "--lr", given.lr, "--evaluate", given.evaluate)
+        boxes.add("trainer", [*trainer, *map(str, options), "--state", str(folder / "trainer.pt")])
+
+    def run(self) -> dict[str, Proof]:
+        """Until the trainer is done; then what each replica holds."""
+        for name in ("environment", "replica-a", "trainer"):
+            self._boxes[name].start()
+        heard = time.monotonic()
+        while self.record.digest is None:
+            try:
+                self._take(self._boxes.messages.get(timeout=0.25))
+                heard = time.monotonic()
+            except queue.Empty:
+                if time.monotonic() - heard > PATIENCE:
+                    raise SystemExit(f"no box reported anything for {PATIENCE:.0f} s") from None
+            self._start_late_boxes()
+        return {
+            name: self._proof(name, url) for name, url in zip(("replica-a", "replica-b"), self._replicas, strict=True)
+        }
+
+    def _take(self, message: Message) -> None:
+        self.record.take(message)
+        fields = message.fields
+        if (
+            fields["event"] == "gone"
+            and (message.box, fields["start"]) not in self._killed
+            and self.record.digest is None
+        ):
+            raise SystemExit(
+                f"the {message.box} ended with exit code {fields['code']}; see {self._boxes[message.box].log}"
+            )
+        if fields["event"] == "step" and self._kills and self.record.steps >= self._kills[0][1] * self._steps:
+            self._kill(self._kills.pop(0)[0])
+
+    def _kill(self, name: str) -> None:
+        box = self._boxes[name]
+        self._killed.add((name, box.starts))
+        box.kill()
+        self.record.news.append(f"{name} was killed (SIGKILL)")
+        self._restarts.append(Restart(box, time.monotonic() + DOWN))
+
+    def _start_late_boxes(self) -> None:
+        late = self._boxes["replica-b"]
+        if not late.starts and self.record.steps >= LATE * self._steps:
+            late.start()
+        for restart in [one for one in self._restarts if one.at <= time.monotonic()]:
+            self._restarts.remove(restart)
+            restart.box.start()
+
+    def _proof(self, name: str, url: str) -> Proof:
+        """What the replica says it holds, once it is at the last version."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = ask(f"{url}/proof")
+            if found["version"] == self.record.head or time.monotonic() > end:
+                return Proof(found["version"], found["digest"])
+            time.sleep(0.2)
+
+
+def module(name: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", f"examples.wordle.{name}", *options]
+
+
+def port(url: str) -> str:
+    return url.rpartition(":")[2]
+
+
+def ask(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        return json.load(response)
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class Run(Protocol):
+    """Boxes that are run, and what they reported."""
+
+    record: Record
+
+    def run(self) -> dict[str, Proof]: ...
+
+
+def show(title: str, make: Callable[[Boxes, Path], Run], folder: Path, console: Console) -> list[str]:
+    """Run it, drawing the view and then the summary; why it did not end well, if it did not."""
+    with Boxes(folder) as boxes:
+        demo = make(boxes, folder)
+        view = View(title, demo.record)
+        with Live(view, console=console, refresh_per_second=4, transient=True):
+            proofs = demo.run()
+        console.print(view)
+        console.print(summary(demo.record, proofs))
+        return failures(demo.record, proofs)
+
+
+def present(title: str, make: Callable[[Boxes, Path], Run], folder: Path | None, svg: Path | None) -> None:
+    """`show` in a folder that is kept, or in one that is not; exits with what went wrong."""
+    signal.signal(signal.SIGTERM, stop)
+    wc.warm_up()
+    console = Console(record=svg is not None)
+    try:
+        if folder is None:
+            with tempfile.TemporaryDirectory(prefix="weightcast-demo-") as made:
+                wrong = show(title, make, Path(made), console)
+        else:
+            folder.mkdir(parents=True)
+            wrong = show(title, make, folder.resolve(), console)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
+    if svg is not None:
+        console.save_svg(str(svg), title=title)
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--evaluate", type=int, default=8, metavar="N", help="games of every word, before and after")
+    parser.add_argument("--chaos", action="store_true", help="kill each box once on the way")
+    add_output_options(parser)
+    return parser.parse_args()
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, help="keep bucket and logs there")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="save what the terminal shows at the end")
+
+
+def main() -> None:
+    given = arguments()
+    title = "Wordle by asynchronous RL over one bucket"
+    present(title, lambda boxes, folder: Demo(boxes, given, folder), given.folder, given.svg)
+
+
+if __name__ == "__main__":
+    main()

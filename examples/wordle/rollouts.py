@@ -1,0 +1,135 @@
+"""Playing games: the environment marks, an engine guesses, and every guess carries the version that made it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from examples.wordle.client import WordleEnv
+from examples.wordle.environment import WordleAction
+from examples.wordle.game import LENGTH, TURNS
+from examples.wordle.policy import BEGIN, CONTEXT, TURN, mark_ids, text_of
+
+ANSWER_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Games:
+    """Which games to play: different words, each several times."""
+
+    seed: int
+    words: int
+    repeats: int
+    greedy: bool = False
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Games that were played to their end. Rows are games; the games of one word stand together."""
+
+    games: Games
+    tokens: np.ndarray
+    """[game, token]: begin, then guess and marks of each turn; zeros after the end."""
+    logprobs: np.ndarray
+    """[game, letter]: by the policy that wrote the letter."""
+    turns: np.ndarray
+    rewards: np.ndarray
+    won: np.ndarray
+    versions: tuple[int, ...]
+    """That wrote the guesses, in order; the weights may change while games are played."""
+    seconds: float
+
+    @property
+    def oldest(self) -> int:
+        return min(self.versions)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What an engine writes after all prompts of a turn."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    versions: tuple[int, ...]
+    """Of the weights: one, or the first and the last if they changed on the way."""
+
+
+class EngineClient:
+    """Asks a replica for completions, or a vLLM that has the plug-in and its middleware."""
+
+    def __init__(self, url: str, model: str = "wordle", on_version: Callable[[int], None] = lambda version: None):
+        """``on_version`` is called with the newest version of each answer."""
+        self._url, self._model, self._on_version = url.rstrip("/"), model, on_version
+
+    def complete(self, prompts: Sequence[Sequence[int]], greedy: bool = False, count: int = LENGTH) -> Sample:
+        """`OSError` if the engine does not answer, or has no weights yet."""
+        body = {
+            "model": self._model,
+            "prompt": prompts,
+            "max_tokens": count,
+            "temperature": 0.0 if greedy else 1.0,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "ignore_eos": True,
+        }
+        request = urllib.request.Request(
+            self._url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+            versions = tuple(map(int, response.headers["x-weight-version"].split("-")))
+            choices = sorted(json.load(response)["choices"], key=lambda choice: choice["index"])
+        self._on_version(versions[-1])
+        return Sample(
+            [choice["token_ids"] for choice in choices],
+            [choice["logprobs"]["token_logprobs"] for choice in choices],
+            versions,
+        )
+
+    def version(self) -> int:
+        """Which version it serves now."""
+        return self.complete([[BEGIN]], count=1).versions[-1]
+
+
+def play(environment: str, engine: EngineClient, games: Games) -> Rollouts:
+    """Play all games, side by side. Raises what either box raises when it is lost on the way."""
+    began = time.monotonic()
+    count = games.words * games.repeats
+    tokens = np.full((count, CONTEXT), BEGIN, np.int64)
+    logprobs = np.zeros((count, TURNS * LENGTH), np.float32)
+    turns = np.zeros(count, np.int64)
+    versions: list[int] = []
+    with WordleEnv(base_url=environment).sync() as session:
+        observation = session.reset(seed=games.seed, games=games.words, repeats=games.repeats, strict=False).observation
+        for turn in range(TURNS):
+            playing = [place for place, board in enumerate(observation.boards) if not board.done]
+            if not playing:
+                break
+            end = 1 + TURN * turn
+            sample = engine.complete(tokens[playing, :end].tolist(), games.greedy)
+            versions.extend(sample.versions)
+            tokens[playing, end : end + LENGTH] = sample.tokens
+            logprobs[playing, turn * LENGTH : (turn + 1) * LENGTH] = sample.logprobs
+            turns[playing] = turn + 1
+            guesses = [text_of(ids) for ids in sample.tokens]
+            observation = session.step(WordleAction(guesses=guesses)).observation
+            for place in playing:
+                board = observation.boards[place]
+                if len(board.guesses) > turn:
+                    ids = mark_ids(board.guesses[turn], board.marks[turn])
+                    tokens[place, end + LENGTH : end + TURN] = ids
+    boards = observation.boards
+    return Rollouts(
+        games,
+        tokens,
+        logprobs,
+        turns,
+        np.array([board.reward for board in boards], np.float32),
+        np.array([board.won for board in boards]),
+        tuple(versions),
+        time.monotonic() - began,
+    )

@@ -1,0 +1,123 @@
+"""The real stack on this machine's CPUs: TRL's AsyncGRPO, vLLM with the plug-in and its agent, the same environment.
+
+    make demo-vllm
+
+The engine's box is the start script of its Space: vLLM on an inner port, the agent, and the proxy in front.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import weightcast as wc
+from examples.wordle.boxes import Boxes, Message, free_port
+from examples.wordle.demo import PATIENCE, add_output_options, module, port, present
+from examples.wordle.evaluation import Evaluation
+from examples.wordle.players import measure, wait_for
+from examples.wordle.policy import CHECKPOINT
+from examples.wordle.record import Record
+from examples.wordle.summary import Proof
+
+ROOT = Path(__file__).parents[3]
+START = ROOT / "examples" / "wordle" / "spaces" / "vllm" / "start.sh"
+VLLM = "--dtype bfloat16 --max-model-len 64 --enforce-eager --kv-cache-memory-bytes 67108864 --max-num-seqs 256"
+"""A prompt with a seed, as TRL's have, must not be prefilled in pieces on a CPU: hence the batched tokens."""
+BATCHED = " --max-num-batched-tokens 16384"
+
+
+class Demo:
+    """Starts the boxes, measures the policy before and after, and records what they report."""
+
+    def __init__(self, boxes: Boxes, given: argparse.Namespace, folder: Path):
+        self.record = Record()
+        self._boxes, self._given = boxes, given
+        self._channel, self._inner = str(folder / "bucket"), str(free_port())
+        self._environment, self._engine = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        boxes.add("environment", module("environment", "--port", port(self._environment)))
+        boxes.add("engine", ["bash", str(START)], self._engine_settings(folder))
+        trainer = module("trl.train", "--channel", self._channel, "--environment", self._environment)
+        options = ["--vllm", self._engine, "--steps", str(given.steps), "--output", str(folder / "checkpoints")]
+        boxes.add("trainer", [*trainer, *options])
+
+    def _engine_settings(self, folder: Path) -> dict[str, str]:
+        return {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            # A plug-in of vLLM that hides AMX: some virtual machines advertise it and die in it.
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'vllm' / 'site'}",
+            "CHANNEL": self._channel,
+            "MODEL": str(CHECKPOINT),
+            "MIRROR": str(folder / "mirror"),
+            "PORT": port(self._engine),
+            "INNER": self._inner,
+            "VLLM_ARGS": VLLM + BATCHED,
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+            "TORCH_COMPILE_DISABLE": "1",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TMPDIR": str(folder),
+        }
+
+    def run(self) -> dict[str, Proof]:
+        with wc.Checkpoint(CHECKPOINT) as weights:
+            wc.init(self._channel, weights)
+        for name in ("environment", "engine"):
+            self._boxes[name].start()
+        self.record.before = self._measure(0)
+        self._boxes["trainer"].start()
+        heard = time.monotonic()
+        done = False
+        while not done:
+            try:
+                done = self._take(self._boxes.messages.get(timeout=0.25))
+                heard = time.monotonic()
+            except queue.Empty:
+                if time.monotonic() - heard > PATIENCE:
+                    raise SystemExit(f"no box reported anything for {PATIENCE:.0f} s") from None
+        assert self.record.head is not None
+        self.record.after = self._measure(self.record.head)
+        return {"engine": self._proof()}
+
+    def _take(self, message: Message) -> bool:
+        """Record what a box reported; True once the trainer has ended."""
+        fields = message.fields
+        if fields["event"] != "gone":
+            self.record.take(message)
+            return False
+        if message.box != "trainer" or fields["code"] != 0:
+            log = self._boxes[message.box].log
+            raise SystemExit(f"the {message.box} ended with exit code {fields['code']}; see {log}")
+        return True
+
+    def _measure(self, version: int) -> Evaluation:
+        there = wait_for([self._engine], version, PATIENCE)
+        return measure(self._environment, there, version, self._given.evaluate)
+
+    def _proof(self) -> Proof:
+        """What the engine's workers hold, digested in place."""
+        command = [sys.executable, "-m", "weightcast", "verify", self._channel, "--json"]
+        engine = ["--engine", f"http://127.0.0.1:{self._inner}"]
+        found = json.loads(subprocess.run([*command, *engine], capture_output=True, text=True, check=True).stdout)
+        self.record.digest, self.record.exact = found["digest"], not (found["wrong"] or found["unproven"])
+        return Proof(found["version"], found["digest"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--evaluate", type=int, default=4, metavar="N", help="games of every word, before and after")
+    add_output_options(parser)
+    given = parser.parse_args()
+    title = "Wordle by TRL and vLLM over one bucket"
+    present(title, lambda boxes, folder: Demo(boxes, given, folder), given.folder, given.svg)
+
+
+if __name__ == "__main__":
+    main()
