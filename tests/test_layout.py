@@ -10,7 +10,7 @@ import weightcast
 
 TESTS = Path(__file__).parent
 SOURCE = Path(weightcast.__file__).parent
-BESIDE = {"docs", "faults", "support", "vectors", "vllm"}
+BESIDE = {"docs", "faults", "support", "vectors", "vllm", "wordle"}
 """Folders of tests that mirror no package: tests/support/README.md and CONTRIBUTING.md say what they hold."""
 
 

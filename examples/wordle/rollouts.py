@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -60,7 +61,10 @@ class Sample:
 
 
 class EngineClient:
-    """Asks a replica for completions, or a vLLM that has the plug-in and its middleware."""
+    """Asks a replica for completions, or a vLLM that has the plug-in and its middleware.
+
+    If the environment has an ``API_KEY``, requests carry it.
+    """
 
     def __init__(self, url: str, model: str = "wordle", on_version: Callable[[int], None] = lambda version: None):
         """``on_version`` is called with the newest version of each answer."""
@@ -77,9 +81,10 @@ class EngineClient:
             "return_token_ids": True,
             "ignore_eos": True,
         }
-        request = urllib.request.Request(
-            self._url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self._url + "/v1/completions", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
             versions = tuple(map(int, response.headers["x-weight-version"].split("-")))
             choices = sorted(json.load(response)["choices"], key=lambda choice: choice["index"])

@@ -39,6 +39,8 @@ def wait_until_it_answers(url: str, process: subprocess.Popen[str]) -> None:
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
+        except urllib.error.HTTPError:
+            return  # an answer too
         except OSError:
             assert process.poll() is None, process.stdout and process.stdout.read()
             assert time.monotonic() < end, f"no answer from {url}"

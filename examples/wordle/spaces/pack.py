@@ -18,8 +18,11 @@ WITHOUT_WHEEL = ("environment",)
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "spaces", "trl")
 
 
-def pack(space: str, into: Path) -> None:
-    """`FileExistsError` if the folder is there, `FileNotFoundError` if a wheel is needed and there is none."""
+def pack(space: str, into: Path, dist: Path = ROOT / "dist") -> None:
+    """`FileExistsError` if the folder is there, `FileNotFoundError` if a wheel is needed and ``dist`` has none."""
+    wheels = sorted(dist.glob("weightcast-*.whl"))
+    if space not in WITHOUT_WHEEL and not wheels:
+        raise FileNotFoundError("there is no wheel in dist: run `make wheel` first")
     shutil.copytree(HERE / space, into)
     example = into / "examples" / "wordle"
     shutil.copytree(HERE.parent, example, ignore=LEFT_OUT)
@@ -28,9 +31,6 @@ def pack(space: str, into: Path) -> None:
         shutil.copy(HERE / name, example / "spaces" / name)
     shutil.copy(HERE.parents[1] / "__init__.py", into / "examples" / "__init__.py")
     if space not in WITHOUT_WHEEL:
-        wheels = sorted((ROOT / "dist").glob("weightcast-*.whl"))
-        if not wheels:
-            raise FileNotFoundError("there is no wheel in dist: run `make wheel` first")
         shutil.copy(wheels[-1], into)
 
 
