@@ -48,6 +48,8 @@ class Restart:
 class Demo:
     """Starts the boxes, kills and restarts some, and records what all of them report."""
 
+    must_learn = True
+
     def __init__(self, boxes: Boxes, given: argparse.Namespace, folder: Path):
         self.record = Record()
         self._boxes, self._steps = boxes, given.steps
@@ -140,6 +142,8 @@ class Run(Protocol):
     """Boxes that are run, and what they reported."""
 
     record: Record
+    must_learn: bool
+    """Whether the policy must get measurably better."""
 
     def run(self) -> dict[str, Proof]: ...
 
@@ -153,7 +157,7 @@ def show(title: str, make: Callable[[Boxes, Path], Run], folder: Path, console: 
             proofs = demo.run()
         console.print(view)
         console.print(summary(demo.record, proofs))
-        return failures(demo.record, proofs)
+        return failures(demo.record, proofs, demo.must_learn)
 
 
 def present(title: str, make: Callable[[Boxes, Path], Run], folder: Path | None, svg: Path | None) -> None:

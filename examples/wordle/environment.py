@@ -26,7 +26,7 @@ from examples.wordle.game import Game, is_guess, words
 MOST_GAMES = 4096
 """Of a session."""
 
-SESSIONS = 64
+SESSIONS = 512
 
 
 class WordleAction(Action):

@@ -58,7 +58,7 @@ def learn(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, rollouts: R
         old = torch.from_numpy(rollouts.logprobs[chunk, : turns * LENGTH])
         written = torch.arange(turns * LENGTH) < LENGTH * torch.from_numpy(rollouts.turns[chunk])[:, None]
         logprobs = torch.log_softmax(guess_logits(model, tokens, turns), -1)
-        new = logprobs.gather(2, guess_ids(tokens, turns)[..., None])[..., 0]
+        new = logprobs.gather(2, guess_ids(tokens, turns)[..., None])[..., 0].where(written, old)
         objective = clipped_objective(new, old, better[chunk][:, None]) * written
         (-objective.sum() / letters).backward()
         with torch.no_grad():

@@ -82,16 +82,17 @@ class Player(threading.Thread):
 
 
 def wait_for(urls: Sequence[str], version: int, patience: float) -> list[str]:
-    """The replicas that serve a version: all of them, or those that do when patience ends."""
+    """The replicas that serve a version: all of them, or those that do when patience ends, at least one."""
     end = time.monotonic() + patience
     while True:
-        there = [url for url in urls if _version(url) == version]
+        there = [url for url in urls if version_of(url) == version]
         if len(there) == len(urls) or (there and time.monotonic() > end):
             return there
         time.sleep(0.1)
 
 
-def _version(url: str) -> int | None:
+def version_of(url: str) -> int | None:
+    """Which version an engine serves; None if it does not answer."""
     try:
         return EngineClient(url).version()
     except LOST:

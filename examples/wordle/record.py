@@ -56,7 +56,7 @@ class Record:
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     wins: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     curve: list[tuple[int, float]] = field(default_factory=list)
-    """Step and win rate of its games."""
+    """Step and mean reward of its games."""
     games: int = 0
     dropped: int = 0
     before: Evaluation | None = None
@@ -87,13 +87,14 @@ class Record:
         self.steps, self.of = fields["step"], fields["of"]
         self.staleness[fields["staleness"]] += 1
         self.rewards.append(fields["reward"])
-        self.wins.append(fields["wins"])
-        self.curve.append((fields["step"], fields["wins"]))
+        if fields["wins"] is not None:  # TRL reports rewards alone
+            self.wins.append(fields["wins"])
+        self.curve.append((fields["step"], fields["reward"]))
 
     def _take_commit(self, box: str, fields: Fields) -> None:
         self.head = fields["version"]
         version = self._version(fields["version"])
-        version.committed = fields["time"]
+        version.committed = fields.get("committed", fields["time"])
         version.changed, version.nbytes = fields["changed"], fields["nbytes"]
         version.stepped = fields["stepped"]
 
@@ -101,10 +102,10 @@ class Record:
         replica = self.replicas.setdefault(box, ReplicaRecord())
         replica.version = fields["version"]
         replica.updates += 1
-        replica.nbytes += fields["nbytes"]
+        replica.nbytes += fields.get("nbytes", 0)
         if replica.joined is None:
             replica.joined = fields["version"]
-        else:
+        if fields["version"] > 0 and replica.updates > 1:  # the first brings a whole model, and nobody waits for it
             replica.pauses.append(fields["pause"])
         self._version(fields["version"]).live.setdefault(box, fields["time"])
 

@@ -47,15 +47,15 @@ TRACES = (
 """From benchmarks/RESULTS.md, section Sizes."""
 
 
-def failures(record: Record, proofs: Mapping[str, Proof]) -> list[str]:
-    """Why the run did not end well; nothing if it did."""
+def failures(record: Record, proofs: Mapping[str, Proof], must_learn: bool = True) -> list[str]:
+    """Why the run did not end well; nothing if it did. A short one need not be seen to learn."""
     found = []
     if record.digest is None or not record.exact:
         found.append("the channel's last version is not what the trainer holds")
     for name, proof in proofs.items():
         if (proof.version, proof.digest) != (record.head, record.digest):
             found.append(f"{name} holds version {proof.version} ({proof.digest[:12]}), not the last one")
-    if record.before and record.after and not record.before.is_beaten_by(record.after):
+    if must_learn and record.before and record.after and not record.before.is_beaten_by(record.after):
         found.append("the policy did not get measurably better")
     return found
 
@@ -153,8 +153,8 @@ def _proof(record: Record, proofs: Mapping[str, Proof]) -> RenderableType:
     same = bool(proofs) and all((p.version, p.digest) == (record.head, record.digest) for p in proofs.values())
     if not same or not record.exact:
         return Text("The replicas do not hold the trainer's weights.", style="bold red")
-    names = " and ".join(sorted(proofs))
+    names, hold = " and ".join(sorted(proofs)), "holds" if len(proofs) == 1 else "hold"
     return Text(
-        f"Every replica is bit-identical: {names} hold version {record.head}, {record.digest}, as the trainer does.",
+        f"Every replica is bit-identical: {names} {hold} version {record.head}, {record.digest}, as the trainer does.",
         style="bold green",
     )

@@ -31,9 +31,9 @@ class View:
         rows.add_row("trainer", _bar(record.steps, record.of) if record.of else "measuring the policy it begins with")
         if record.before:
             rows.add_row("", f"before: {record.before.rate:.1%} of {record.before.games:,} games won")
-        if record.wins:
-            reward, wins = mean(record.rewards), mean(record.wins)
-            rows.add_row("", f"now: {wins:.1%} won, reward {reward:.2f}   {_curve(record.curve)}")
+        if record.rewards:
+            won = f"{mean(record.wins):.1%} won, " if record.wins else ""
+            rows.add_row("", f"now: {won}reward {mean(record.rewards):.2f}   {_curve(record.curve)}")
             rows.add_row("", f"staleness of the games learned from: {histogram(record)}")
         return rows
 
@@ -81,10 +81,10 @@ def _bar(done: int, of: int, width: int = 30) -> str:
 
 
 def _curve(points: Sequence[tuple[int, float]], width: int = 24) -> str:
-    """The win rate over the run, as bars from the lowest to the highest."""
-    wins = [win for _, win in points]
-    size = max(1, -(-len(wins) // width))
-    means = [mean(wins[start : start + size]) for start in range(0, len(wins), size)]
+    """The reward over the run, as bars from the lowest to the highest."""
+    rewards = [reward for _, reward in points]
+    size = max(1, -(-len(rewards) // width))
+    means = [mean(rewards[start : start + size]) for start in range(0, len(rewards), size)]
     low, high = min(means), max(means)
     return "".join(BARS[int((value - low) / (high - low or 1) * (len(BARS) - 1))] for value in means)
 

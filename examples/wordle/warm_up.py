@@ -117,6 +117,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=raw, bos_token="<s>", eos_token="<s>", pad_token="<s>", unk_token="<s>"
     )
     made.chat_template = (Path(__file__).parent / "chat_template.jinja").read_text()
+    made.response_template = {  # an answer is what comes after the last mark, all of it
+        "defaults": {"role": "assistant"},
+        "start_anchor_pattern": "<s>|[.?!]",
+        "fields": {"content": {"content": "text"}},
+    }
     return made
 
 

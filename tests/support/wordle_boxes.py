@@ -39,8 +39,9 @@ def wait_until_it_answers(url: str, process: subprocess.Popen[str]) -> None:
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
-        except urllib.error.HTTPError:
-            return  # an answer too
+        except urllib.error.HTTPError as answer:
+            answer.close()
+            return
         except OSError:
             assert process.poll() is None, process.stdout and process.stdout.read()
             assert time.monotonic() < end, f"no answer from {url}"
@@ -54,4 +55,5 @@ def post(url: str, body: object) -> tuple[int, dict[str, str], Any]:
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             return response.status, dict(response.headers), json.load(response)
     except urllib.error.HTTPError as error:
-        return error.code, dict(error.headers), json.load(error)
+        with error:
+            return error.code, dict(error.headers), json.load(error)

@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -30,21 +31,33 @@ def wait_for(url: str, version: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def channel(tmp_path: Path) -> Path:
+@contextmanager
+def following(folder: Path) -> Iterator[str]:
+    """A replica at version 0 of a channel in ``folder``."""
     with wc.Checkpoint(CHECKPOINT) as weights:
-        wc.init(tmp_path / "bucket", weights)
-    return tmp_path / "bucket"
-
-
-@pytest.fixture
-def replica(channel: Path) -> Iterator[str]:
-    with box("replica", "--channel", str(channel), "--name", "test") as url:
+        wc.init(folder, weights)
+    with box("replica", "--channel", str(folder), "--name", "test") as url:
         wait_for(url, 0)
         yield url
 
 
-def test_answers_name_the_version_that_made_them_while_versions_arrive(replica: str, channel: Path) -> None:
+@pytest.fixture(scope="module")
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with following(tmp_path_factory.mktemp("replica") / "bucket") as url:
+        yield url
+
+
+def test_answers_name_the_version_that_made_them_while_versions_arrive(tmp_path: Path) -> None:
+    with following(tmp_path / "bucket") as replica:
+        seen, head = asked_while_published(replica, tmp_path / "bucket")
+        assert seen == sorted(seen), "versions only grow"
+        assert set(seen) <= set(range(6))
+        with urllib.request.urlopen(f"{replica}/proof") as response:
+            assert json.load(response) == {"version": head.version, "digest": head.digest}
+
+
+def asked_while_published(replica: str, channel: Path) -> tuple[list[int], wc.Position]:
+    """The versions of answers while five are published, and the last one."""
     model = load()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with wc.Publisher(channel, model, optimizer=optimizer, dtype="BF16") as publisher:
@@ -58,19 +71,11 @@ def test_answers_name_the_version_that_made_them_while_versions_arrive(replica: 
             head = publisher.publish(step=step).result().position
         wait_for(replica, head.version)
         asking.join(PATIENCE)
-    assert seen == sorted(seen), "versions only grow"
-    assert set(seen) <= set(range(6))
-    with urllib.request.urlopen(f"{replica}/proof") as response:
-        assert json.load(response) == {"version": head.version, "digest": head.digest}
-    assert [replica["name"] for replica in heartbeats(channel)] == ["test"]
+    return seen, head
 
 
 def ask(url: str) -> tuple[int, ...]:
     return EngineClient(url).complete([[BEGIN]] * 8).versions
-
-
-def heartbeats(channel: Path) -> list[dict]:  # type: ignore[type-arg]
-    return [json.loads(path.read_text()) | {"name": path.stem} for path in (channel / "replicas").rglob("*.json")]
 
 
 def test_logprobs_are_those_of_the_tokens(replica: str) -> None:

@@ -7,12 +7,13 @@ import http.server
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,8 @@ def started(space: str, folder: Path, dist: Path, **settings: str) -> Iterator[t
         try:
             yield f"http://127.0.0.1:{port}", process
         finally:
-            os.killpg(process.pid, 9)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_environment_starts(tmp_path: Path, dist: Path) -> None:
@@ -145,7 +147,7 @@ class Engine(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:  # noqa: N802 - the base class's name
+    def do_GET(self) -> None:
         body = json.dumps({"path": self.path, "key": self.headers["Authorization"]}).encode()
         self.send_response(200)
         for name, value in (("Content-Length", len(body)), ("x-weight-version", "40-41"), ("x-inner", "secret")):
@@ -153,7 +155,7 @@ class Engine(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def do_POST(self) -> None:  # noqa: N802 - the base class's name
+    def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.do_GET()
 
@@ -172,10 +174,10 @@ def proxy() -> Iterator[int]:
 
 def ask(port: int, path: str, method: str = "POST") -> tuple[int, dict[str, str], bytes]:
     """The path as it is: other clients would resolve it."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request(method, path, b"{}" if method == "POST" else None, {"Authorization": "Bearer key"})
-    answer = connection.getresponse()
-    return answer.status, dict(answer.getheaders()), answer.read()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, path, b"{}" if method == "POST" else None, {"Authorization": "Bearer key"})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/completions", "/v1/chat/completions"])
@@ -191,7 +193,12 @@ def test_proxy_lets_the_api_out(proxy: int, path: str) -> None:
     [
         *("/", "/v1", "/v1/", "/collective_rpc", "/pause", "/reset_prefix_cache", "/update_weights", "/v1/load_lora"),
         *("/v1/../collective_rpc", "/v1/%2e%2e/collective_rpc", "/health/../pause", "/health%2f..%2fpause"),
-        *("//collective_rpc", "/v1/completions/../../pause", "/v1/completions?x=/../../pause", "/v1/completions#/pause"),
+        *(
+            "//collective_rpc",
+            "/v1/completions/../../pause",
+            "/v1/completions?x=/../../pause",
+            "/v1/completions#/pause",
+        ),
         *("/v1\\..\\pause", "http://127.0.0.1/pause"),
     ],
 )

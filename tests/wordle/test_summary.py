@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -53,7 +55,7 @@ def test_phases_are_joined_by_version() -> None:
 
 def test_summary_has_the_figures() -> None:
     record = recorded(*RUN)
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(width=120, record=True, file=io.StringIO())
     console.print(View("title", record))
     console.print(summary(record, GOOD))
     text = console.export_text()

@@ -20,14 +20,15 @@ import weightcast as wc
 from examples.wordle.boxes import Boxes, Message, free_port
 from examples.wordle.demo import PATIENCE, add_output_options, module, port, present
 from examples.wordle.evaluation import Evaluation
-from examples.wordle.players import measure, wait_for
+from examples.wordle.players import measure, version_of
 from examples.wordle.policy import CHECKPOINT
 from examples.wordle.record import Record
 from examples.wordle.summary import Proof
 
 ROOT = Path(__file__).parents[3]
 START = ROOT / "examples" / "wordle" / "spaces" / "vllm" / "start.sh"
-VLLM = "--dtype bfloat16 --max-model-len 64 --enforce-eager --kv-cache-memory-bytes 67108864 --max-num-seqs 256"
+# Most CPUs compute in bf16 several times as slowly; the channel's bf16 weights are cast exactly.
+VLLM = "--dtype float32 --max-model-len 64 --enforce-eager --kv-cache-memory-bytes 67108864 --max-num-seqs 256"
 """A prompt with a seed, as TRL's have, must not be prefilled in pieces on a CPU: hence the batched tokens."""
 BATCHED = " --max-num-batched-tokens 16384"
 
@@ -35,16 +36,20 @@ BATCHED = " --max-num-batched-tokens 16384"
 class Demo:
     """Starts the boxes, measures the policy before and after, and records what they report."""
 
+    must_learn = False  # in so few steps
+
     def __init__(self, boxes: Boxes, given: argparse.Namespace, folder: Path):
         self.record = Record()
         self._boxes, self._given = boxes, given
+        self._digests: dict[int, str] = {}
+        """Of each version, as the agent proved it before it was written."""
         self._channel, self._inner = str(folder / "bucket"), str(free_port())
         self._environment, self._engine = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         boxes.add("environment", module("environment", "--port", port(self._environment)))
         boxes.add("engine", ["bash", str(START)], self._engine_settings(folder))
         trainer = module("trl.train", "--channel", self._channel, "--environment", self._environment)
         options = ["--vllm", self._engine, "--steps", str(given.steps), "--output", str(folder / "checkpoints")]
-        boxes.add("trainer", [*trainer, *options])
+        boxes.add("trainer", [*trainer, *options], {"OMP_NUM_THREADS": "1"})
 
     def _engine_settings(self, folder: Path) -> dict[str, str]:
         return {
@@ -56,6 +61,7 @@ class Demo:
             "MIRROR": str(folder / "mirror"),
             "PORT": port(self._engine),
             "INNER": self._inner,
+            "EVERY": "0.05",
             "VLLM_ARGS": VLLM + BATCHED,
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
@@ -88,6 +94,8 @@ class Demo:
     def _take(self, message: Message) -> bool:
         """Record what a box reported; True once the trainer has ended."""
         fields = message.fields
+        if fields["event"] == "version":
+            self._digests[fields["version"]] = fields["digest"]
         if fields["event"] != "gone":
             self.record.take(message)
             return False
@@ -97,22 +105,30 @@ class Demo:
         return True
 
     def _measure(self, version: int) -> Evaluation:
-        there = wait_for([self._engine], version, PATIENCE)
-        return measure(self._environment, there, version, self._given.evaluate)
+        end = time.monotonic() + PATIENCE
+        while version_of(self._engine) != version:
+            time.sleep(0.5)
+            for name in ("environment", "engine"):
+                if not self._boxes[name].is_running:
+                    raise SystemExit(f"the {name} ended; see {self._boxes[name].log}")
+            if time.monotonic() > end:
+                raise SystemExit(f"the engine is not at version {version} after {PATIENCE:.0f} s")
+        return measure(self._environment, [self._engine], version, self._given.evaluate)
 
     def _proof(self) -> Proof:
         """What the engine's workers hold, digested in place."""
         command = [sys.executable, "-m", "weightcast", "verify", self._channel, "--json"]
         engine = ["--engine", f"http://127.0.0.1:{self._inner}"]
         found = json.loads(subprocess.run([*command, *engine], capture_output=True, text=True, check=True).stdout)
-        self.record.digest, self.record.exact = found["digest"], not (found["wrong"] or found["unproven"])
-        return Proof(found["version"], found["digest"])
+        self.record.digest = self._digests[found["version"]]
+        self.record.exact = not (found["wrong"] or found["unproven"])
+        return Proof(found["version"], self.record.digest)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--evaluate", type=int, default=4, metavar="N", help="games of every word, before and after")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--evaluate", type=int, default=2, metavar="N", help="games of every word, before and after")
     add_output_options(parser)
     given = parser.parse_args()
     title = "Wordle by TRL and vLLM over one bucket"

@@ -130,7 +130,18 @@ class Reports(TrainerCallback):
             committed=committed,
             seconds=dict(sync.seconds),
         )
-        report("step", step=state.global_step, of=self._steps, **logs)
+        report("rollouts", games=int(logs["batch/samples_per_step"]), reward=logs["reward"])
+        report(
+            "step",
+            step=state.global_step,
+            of=self._steps,
+            staleness=round(logs["sample/staleness_mean"]),
+            reward=logs["reward"],
+            wins=None,
+            kl=logs["kl"],
+            seconds=logs["perf/fwd_bwd_s"],
+            waited=logs["perf/rollout_wait_s"],
+        )
 
 
 def arguments() -> argparse.Namespace:
@@ -167,6 +178,9 @@ def main() -> None:
         warmup_steps=10,
         num_generations=given.games,
         per_device_train_batch_size=batch,
+        bf16=torch.cuda.is_available(),  # most CPUs compute in it several times as slowly
+        gradient_checkpointing=False,
+        token_budget=0,  # so many games a step, however long they are
         max_completion_length=LENGTH,
         max_tool_calling_iterations=TURNS,
         save_strategy="no",
@@ -190,8 +204,8 @@ def main() -> None:
             processing_class=tokenizer,
             eos_token_ids=[tokenizer.eos_token_id],
             num_generations=given.games,
-            max_inflight_tasks=2 * batch,
-            queue_maxsize=4 * batch,
+            max_inflight_tasks=batch // 2,
+            queue_maxsize=batch,
             vllm_server_url=given.vllm,
             max_tokens=LENGTH,
             max_tool_calling_iterations=TURNS,

@@ -5,6 +5,7 @@
 #   MODEL       the checkpoint that training began from                       (variable)
 #   HF_TOKEN    may read the bucket, and write to it for heartbeats           (secret)
 #   API_KEY     what trainers must send; without it the Space must be private (secret)
+#   EVERY       seconds between two looks at the bucket, 1 by default         (variable)
 #   VLLM_ARGS   more arguments of vLLM                                        (variable)
 set -euo pipefail
 : "${CHANNEL:?set it to the bucket, such as hf://buckets/me/wordle}"
@@ -15,14 +16,15 @@ engine=http://127.0.0.1:$INNER
 key=()
 if [[ -n ${API_KEY:-} ]]; then key=(--api-key "$API_KEY"); fi
 # shellcheck disable=SC2086 # several arguments
-VLLM_SERVER_DEV_MODE=1 vllm serve "$MODEL" --host 127.0.0.1 --port "$INNER" --served-model-name wordle "$MODEL" \
+VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model "$MODEL" --host 127.0.0.1 --port "$INNER" \
+    --served-model-name wordle "$MODEL" \
     --weight-transfer-config '{"backend": "weightcast"}' \
     --middleware weightcast.engine.vllm.middleware.WeightVersions "${key[@]}" ${VLLM_ARGS:-} &
 until curl --silent --fail --output /dev/null "$engine/health"; do
     kill -0 $! || exit 1
     sleep 1
 done
-weightcast attach "$CHANNEL" --engine "$engine" --mirror "$MIRROR" --replica "${SPACE_ID:-space}" --json &
+weightcast attach "$CHANNEL" --engine "$engine" --mirror "$MIRROR" --every "${EVERY:-1}" --json &
 python -m examples.wordle.spaces.proxy --engine "$engine" --port "$PORT" &
 wait -n
 exit 1
