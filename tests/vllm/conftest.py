@@ -13,7 +13,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # a Hub and an S3 to test with
 
-LONGEST = ("test_trl", "test_follow")
+LONGEST = ("test_trl", "test_follow", "test_wordle")
 """They begin first: no process then waits for the other's last test."""
 
 
