@@ -59,12 +59,13 @@ class Box:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                errors="replace",
                 env=self._environment,
                 start_new_session=True,
             )
-        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._process, self.starts), daemon=True).start()
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
+    def _listen(self, process: subprocess.Popen[str], start: int) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             with self.log.open("a") as log:
@@ -73,8 +74,13 @@ class Box:
                 fields = json.loads(line)
                 if isinstance(fields, dict) and "event" in fields:
                     self._messages.put(Message(self.name, fields))
-        gone = {"time": time.time(), "event": "gone", "code": process.wait(), "start": self.starts}
+        gone = {"time": time.time(), "event": "gone", "code": process.wait(), "start": start}
         self._messages.put(Message(self.name, gone))
+
+    def exit_message(self, code: int) -> str:
+        """That it ended by itself, with the end of its log."""
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+        return f"the {self.name} ended with exit code {code}:\n{tail}"
 
     def kill(self) -> None:
         """As a power cut would: SIGKILL to all of it."""
@@ -85,16 +91,22 @@ class Box:
     def stop(self) -> None:
         if self._process is None:
             return
-        self._signal(signal.SIGTERM)
-        try:
-            self._process.wait(ENDS_WITHIN)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        end = time.monotonic() + ENDS_WITHIN
+        running = self._signal(signal.SIGTERM)
+        while running and time.monotonic() < end:
+            self._process.poll()  # else the leader would count for ever
+            time.sleep(0.05)
+            running = self._signal(0)
+        self.kill()
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int) -> bool:
+        """Signal all of it; False if nothing of it is left."""
         assert self._process is not None
-        with suppress(ProcessLookupError):
+        try:
             os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 class Boxes:

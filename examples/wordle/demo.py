@@ -1,7 +1,9 @@
 """All four boxes on this machine, with a folder as the bucket: a policy learns Wordle while its replicas follow.
 
-python -m examples.wordle.demo            # about five minutes on two cores
-python -m examples.wordle.demo --chaos    # the same, and each box is killed once on the way
+    python -m examples.wordle.demo            # about five minutes on two cores
+    python -m examples.wordle.demo --chaos    # the same, and each box is killed once on the way
+
+Bucket and logs are gone afterwards, unless --folder says where to keep them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -78,21 +81,17 @@ class Demo:
                 if time.monotonic() - heard > PATIENCE:
                     raise SystemExit(f"no box reported anything for {PATIENCE:.0f} s") from None
             self._start_late_boxes()
-        return {
-            name: self._proof(name, url) for name, url in zip(("replica-a", "replica-b"), self._replicas, strict=True)
-        }
+        if self._kills:
+            raise SystemExit(f"too few steps to kill {', '.join(name for name, _ in self._kills)}")
+        named = zip(("replica-a", "replica-b"), self._replicas, strict=True)
+        return {name: self._proof(url) for name, url in named}
 
     def _take(self, message: Message) -> None:
         self.record.take(message)
         fields = message.fields
-        if (
-            fields["event"] == "gone"
-            and (message.box, fields["start"]) not in self._killed
-            and self.record.digest is None
-        ):
-            raise SystemExit(
-                f"the {message.box} ended with exit code {fields['code']}; see {self._boxes[message.box].log}"
-            )
+        was_killed = (message.box, fields.get("start")) in self._killed
+        if fields["event"] == "gone" and not was_killed and self.record.digest is None:
+            raise SystemExit(self._boxes[message.box].exit_message(fields["code"]))
         if fields["event"] == "step" and self._kills and self.record.steps >= self._kills[0][1] * self._steps:
             self._kill(self._kills.pop(0)[0])
 
@@ -111,13 +110,17 @@ class Demo:
             self._restarts.remove(restart)
             restart.box.start()
 
-    def _proof(self, name: str, url: str) -> Proof:
-        """What the replica says it holds, once it is at the last version."""
+    def _proof(self, url: str) -> Proof:
+        """What the replica says it holds, once it is at the last version; it may still be on its way there."""
         end = time.monotonic() + PATIENCE
         while True:
-            found = ask(f"{url}/proof")
-            if found["version"] == self.record.head or time.monotonic() > end:
-                return Proof(found["version"], found["digest"])
+            self._start_late_boxes()
+            with suppress(OSError):
+                found = ask(f"{url}/proof")
+                if found["version"] == self.record.head or time.monotonic() > end:
+                    return Proof(found["version"], found["digest"])
+            if time.monotonic() > end:
+                raise SystemExit(f"{url} does not answer")
             time.sleep(0.2)
 
 
@@ -162,7 +165,8 @@ def show(title: str, make: Callable[[Boxes, Path], Run], folder: Path, console: 
 
 def present(title: str, make: Callable[[Boxes, Path], Run], folder: Path | None, svg: Path | None) -> None:
     """`show` in a folder that is kept, or in one that is not; exits with what went wrong."""
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
     wc.warm_up()
     console = Console(record=svg is not None)
     try:

@@ -23,10 +23,10 @@ from pydantic import BaseModel, Field
 from examples.wordle.events import report
 from examples.wordle.game import Game, is_guess, words
 
-MOST_GAMES = 4096
+MOST_GAMES = 1024
 """Of a session."""
 
-SESSIONS = 512
+SESSIONS = 256
 
 
 class WordleAction(Action):
@@ -90,10 +90,12 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         self._refused = {}
         self._strict = strict
         self._state = State(episode_id=episode_id or uuid.uuid4().hex)
-        return self.look()
+        return self.observe()
 
     def step(self, action: WordleAction, timeout_s: float | None = None, **_: Any) -> WordleObservation:
         """Take a turn of every game that is not over."""
+        if not self._games:
+            raise ValueError("no game has begun: reset first")
         playing = [place for place, game in enumerate(self._games) if not game.over]
         if len(action.guesses) != len(playing):
             raise ValueError(f"{len(playing)} games are not over, but there are {len(action.guesses)} guesses")
@@ -101,7 +103,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         for place, guess in zip(playing, action.guesses, strict=True):
             self._take(place, guess)
         self._state.step_count += 1
-        return self.look()
+        return self.observe()
 
     def _take(self, place: int, guess: str) -> None:
         game = self._games[place]
@@ -117,7 +119,7 @@ class WordleEnvironment(Environment[WordleAction, WordleObservation, State]):
         else:
             game.guess(guess)
 
-    def look(self) -> WordleObservation:
+    def observe(self) -> WordleObservation:
         """What a player sees now."""
         boards = [
             Board(

@@ -41,12 +41,15 @@ def advantages(rewards: np.ndarray, group: int) -> np.ndarray:
 
 def clipped_objective(new: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
     """PPO's: the ratio of new and old probability corrects for the age of the games, within bounds."""
-    ratio = (new - old).exp()
+    ratio = (new - old).clamp(-20, 20).exp()  # beyond that, infinities
     return torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
 
 
 def learn(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, rollouts: Rollouts) -> Learned:
-    """One step of the optimizer. Games of similar length go together: little is computed for letters never written."""
+    """One step of the optimizer; every letter weighs the same, so that long games weigh more.
+
+    Games of similar length go together: little is computed for letters that were never written.
+    """
     better = torch.from_numpy(advantages(rollouts.rewards, rollouts.games.repeats))
     order = np.argsort(rollouts.turns, kind="stable")
     letters = int(rollouts.turns.sum()) * LENGTH

@@ -49,11 +49,11 @@ def begin() -> tuple[WordleEnvironment, str, str, str]:
     return environment, draw(board), say(board), ""
 
 
-def guess(environment: WordleEnvironment, text: str) -> tuple[WordleEnvironment, str, str, str]:
+def guess(environment: WordleEnvironment | None, text: str) -> tuple[WordleEnvironment, str, str, str]:
     """Take a turn, unless the game is over."""
     if environment is None:
         return begin()
-    (board,) = environment.look().boards
+    (board,) = environment.observe().boards
     if not board.done:
         (board,) = environment.step(WordleAction(guesses=[text.strip().lower()[:32]])).boards
     return environment, draw(board), say(board), text if board.refused else ""

@@ -37,14 +37,17 @@ class FirstRollouts:
 
 
 class Player(threading.Thread):
-    """Plays with one replica, and hands over what was played; waits while nobody takes it."""
+    """Plays with one replica, and hands over what was played; waits while nobody takes it.
+
+    An error that asking again will not mend is handed over instead, and ends it.
+    """
 
     def __init__(
         self,
         environment: str,
         url: str,
         next_games: Callable[[], Games],
-        ready: queue.Queue[Rollouts],
+        ready: queue.Queue[Rollouts | BaseException],
         first: FirstRollouts,
     ):
         super().__init__(daemon=True)
@@ -57,6 +60,12 @@ class Player(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
+        try:
+            self._play_on()
+        except BaseException as error:  # noqa: BLE001 - raised where the games are taken
+            self._ready.put(error)
+
+    def _play_on(self) -> None:
         told = None
         while not self._stopped.is_set():
             try:
@@ -99,33 +108,61 @@ def version_of(url: str) -> int | None:
         return None
 
 
-def measure(environment: str, urls: Sequence[str], version: int, repeats: int, greedy: bool = False) -> Evaluation:
-    """Play every word so many times with one version of the weights, on all these replicas."""
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for seed in range(repeats):
-        waiting.put(seed)
-    played: list[Rollouts] = []
+def measure(
+    environment: str,
+    urls: Sequence[str],
+    version: int,
+    repeats: int,
+    check: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """Play every word so many times with one version of the weights, on all these replicas.
 
-    def play_some(url: str) -> None:
-        while len(played) < repeats:
+    ``check`` is called twice a second, and ends it by raising.
+    """
+    seeds: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for seed in range(repeats):
+        seeds.put(seed)
+    ended: queue.SimpleQueue[Rollouts | BaseException] = queue.SimpleQueue()
+    played: list[Rollouts] = []
+    for url in urls:
+        threading.Thread(target=_play_seeds, args=(environment, url, version, seeds, ended), daemon=True).start()
+    while len(played) < repeats:
+        check()
+        try:
+            end = ended.get(timeout=0.5)
+        except queue.Empty:
+            continue
+        if isinstance(end, BaseException):
+            raise end
+        played.append(end)
+    for _ in urls:
+        seeds.put(DONE)
+    return evaluate(version, played)
+
+
+DONE = -1
+"""A seed that ends a thread of `measure`."""
+
+
+def _play_seeds(
+    environment: str,
+    url: str,
+    version: int,
+    seeds: queue.SimpleQueue[int],
+    ended: queue.SimpleQueue[Rollouts | BaseException],
+) -> None:
+    """Play one game of every word for each seed; what a lost box or another version spoils is played again."""
+    try:
+        while (seed := seeds.get()) != DONE:
             try:
-                seed = waiting.get(timeout=0.1)
-            except queue.Empty:
-                continue  # another player may give one back
-            try:
-                rollouts = play(environment, EngineClient(url), Games(seed, len(words()), 1, greedy))
+                rollouts = play(environment, EngineClient(url), Games(seed, len(words()), 1))
             except LOST:
-                waiting.put(seed)
+                seeds.put(seed)
                 time.sleep(AGAIN_AFTER)
                 continue
             if set(rollouts.versions) == {version}:
-                played.append(rollouts)
+                ended.put(rollouts)
             else:
-                waiting.put(seed)
-
-    threads = [threading.Thread(target=play_some, args=(url,), daemon=True) for url in urls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return evaluate(version, played)
+                seeds.put(seed)
+    except BaseException as error:  # noqa: BLE001 - raised by `measure`
+        ended.put(error)

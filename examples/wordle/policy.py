@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import weightcast as wc
 from examples.wordle.game import LENGTH, MARKS, TURNS
 
 BEGIN = 0
@@ -53,6 +54,12 @@ def load(folder: Path = CHECKPOINT, dtype: torch.dtype = torch.float32) -> Qwen3
     """The policy of a checkpoint."""
     model: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype)
     return model
+
+
+def published(model: torch.nn.Module) -> wc.Fingerprint:
+    """The fingerprint that its published weights must have: rounded to bf16 by other means than the publisher's."""
+    arrays = {name: wc.round_to("BF16", value.float().numpy()) for name, value in model.state_dict().items()}
+    return wc.fingerprint(wc.Arrays(arrays, dict.fromkeys(arrays, "BF16")))
 
 
 def mark_ids(guess: str, marks: str) -> list[int]:

@@ -123,7 +123,8 @@ class Record:
         self.news.append(f"{box}: {fields['text'][:100]}")
 
     def _take_end(self, box: str, fields: Fields) -> None:
-        self.head, self.digest, self.exact = fields["version"], fields["digest"], fields["exact"]
+        if "digest" in fields:  # an agent reports its end too
+            self.head, self.digest, self.exact = fields["version"], fields["digest"], fields.get("exact")
 
     def _version(self, number: int) -> Version:
         return self.versions.setdefault(number, Version())

@@ -2,7 +2,8 @@
 
     python -m examples.wordle.replica --channel hf://buckets/me/wordle --name tokyo --port 8001
 
-Small on purpose. For real work use vLLM with the plug-in (docs/guides/engines.md).
+Small on purpose, and for a network that is trusted: it asks for no key. For real work use vLLM with the plug-in
+(docs/guides/engines.md).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 from queue import SimpleQueue
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import uvicorn
@@ -29,6 +30,8 @@ from examples.wordle.events import report
 from examples.wordle.policy import CONTEXT, TOKENS, config, text_of
 from weightcast.torch import TorchTarget
 
+LARGEST = 1024
+"""Prompts that are sampled at a time: no more are taken once there are so many."""
 POLL_EVERY = 0.05
 """Seconds between two polls of the channel."""
 
@@ -40,9 +43,9 @@ class CompletionRequest(BaseModel):
     """As OpenAI's, with prompts as token numbers. Other fields of theirs are ignored."""
 
     model: str = "wordle"
-    prompt: Annotated[list[Prompt], Field(min_length=1, max_length=4096)]
+    prompt: Annotated[list[Prompt], Field(min_length=1, max_length=1024)]
     max_tokens: Annotated[int, Field(ge=1, le=CONTEXT)] = 5
-    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    temperature: Literal[0] | Annotated[float, Field(ge=0.01, le=10)] = 1.0
 
 
 class Logprobs(BaseModel):
@@ -110,7 +113,7 @@ class Replica:
                         if not self._update(subscriber):
                             time.sleep(POLL_EVERY)
                         told = None
-            except wc.WeightcastError as error:
+            except Exception as error:  # noqa: BLE001 - it is reported; the weights that are there go on being served
                 waiting = self.version is None and isinstance(error, wc.errors.ChannelError)
                 text = "waits for the channel to begin" if waiting else str(error)
                 if text != told:  # an outage is told once
@@ -144,9 +147,11 @@ class Replica:
     def proof(self) -> tuple[int | None, str]:
         """The version, and the digest of the weights that are sampled with, as they are in memory now."""
         with self._weights:
-            rounded = copy.deepcopy(self._model).bfloat16()
-            assert all(map(torch.equal, rounded.float().parameters(), self._model.parameters()))
-            return self.version, wc.fingerprint(TorchTarget(rounded.bfloat16())).digest
+            sampled = copy.deepcopy(self._model).bfloat16()
+            pairs = zip(sampled.parameters(), self._model.parameters(), strict=True)
+            if not all(torch.equal(rounded.float(), exact) for rounded, exact in pairs):
+                raise RuntimeError("the weights that are sampled with are not bf16")
+            return self.version, wc.fingerprint(TorchTarget(sampled)).digest
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +164,7 @@ class Replica:
     def _sample_forever(self) -> None:
         while True:
             taken = [self._waiting.get()]
-            while not self._waiting.empty():
+            while not self._waiting.empty() and sum(len(one.request.prompt) for one in taken) < LARGEST:
                 taken.append(self._waiting.get())
             for _, alike in groupby(sorted(taken, key=lambda one: one.kind), key=lambda one: one.kind):
                 self._sample_batch(list(alike))
@@ -186,7 +191,7 @@ class Replica:
 def sample(
     model: Qwen3ForCausalLM, prompts: torch.Tensor, count: int, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """So many tokens after each prompt, greedily at temperature 0, and their log-probabilities."""
+    """Sample ``count`` tokens after each prompt, greedily at temperature 0; they and their log-probabilities."""
     cache, tokens, logprobs, step = DynamicCache(), [], [], prompts
     for _ in range(count):
         logits = model(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
@@ -209,6 +214,8 @@ def make_app(replica: Replica) -> FastAPI:
             raise HTTPException(503, "no version has arrived yet")
         if len({len(prompt) for prompt in request.prompt}) > 1:
             raise HTTPException(422, "prompts of one request have one length")
+        if len(request.prompt[0]) + request.max_tokens > CONTEXT:
+            raise HTTPException(422, f"prompt and answer have at most {CONTEXT} tokens together")
         sampled = replica.complete(request)
         response.headers["x-weight-version"] = str(sampled.version)
         choices = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from examples.wordle.game import LENGTH, TURNS
 from examples.wordle.policy import BEGIN, CONTEXT, TURN, mark_ids, text_of
 
 ANSWER_SECONDS = 60.0
+FINAL = (400, 401, 403, 404, 405, 422)
+"""Statuses of requests that will never be answered."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,18 @@ class Sample:
     """Of the weights: one, or the first and the last if they changed on the way."""
 
 
+class RefusedError(Exception):
+    """The engine will not answer such requests, however often it is asked: a wrong key, model or address."""
+
+
+class MalformedError(OSError):
+    """What answers is no engine, or one that is about to end."""
+
+
 class EngineClient:
     """Asks a replica for completions, or a vLLM that has the plug-in and its middleware.
 
-    If the environment has an ``API_KEY``, requests carry it.
+    If the environment has an ``WORDLE_API_KEY``, requests carry it.
     """
 
     def __init__(self, url: str, model: str = "wordle", on_version: Callable[[int], None] = lambda version: None):
@@ -71,7 +82,7 @@ class EngineClient:
         self._url, self._model, self._on_version = url.rstrip("/"), model, on_version
 
     def complete(self, prompts: Sequence[Sequence[int]], greedy: bool = False, count: int = LENGTH) -> Sample:
-        """`OSError` if the engine does not answer, or has no weights yet."""
+        """`OSError` if the engine does not answer, or has no weights yet; `RefusedError` if it never will."""
         body = {
             "model": self._model,
             "prompt": prompts,
@@ -82,22 +93,38 @@ class EngineClient:
             "ignore_eos": True,
         }
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("API_KEY"):
+        if key := os.environ.get("WORDLE_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(self._url + "/v1/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
-            versions = tuple(map(int, response.headers["x-weight-version"].split("-")))
-            choices = sorted(json.load(response)["choices"], key=lambda choice: choice["index"])
-        self._on_version(versions[-1])
-        return Sample(
-            [choice["token_ids"] for choice in choices],
-            [choice["logprobs"]["token_logprobs"] for choice in choices],
-            versions,
-        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as response:
+                header, answer = response.headers["x-weight-version"], response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code in FINAL:
+                    raise RefusedError(f"{self._url} answers {error.code}: {error.read(200)!r}") from error
+            raise
+        sample = _sample(header, answer, len(prompts), count)
+        self._on_version(sample.versions[-1])
+        return sample
 
     def version(self) -> int:
         """Which version it serves now."""
         return self.complete([[BEGIN]], count=1).versions[-1]
+
+
+def _sample(header: str | None, answer: bytes, prompts: int, count: int) -> Sample:
+    """What an engine answered, if it is what was asked for."""
+    try:
+        versions = tuple(map(int, (header or "").split("-")))
+        choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
+        tokens = [list(map(int, choice["token_ids"])) for choice in choices]
+        logprobs = [list(map(float, choice["logprobs"]["token_logprobs"])) for choice in choices]
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedError(f"the engine's answer is malformed: {error!r}") from error
+    if len(choices) != prompts or any(len(row) != count for row in (*tokens, *logprobs)):
+        raise MalformedError("the engine's answer has another shape than was asked for")
+    return Sample(tokens, logprobs, versions)
 
 
 def play(environment: str, engine: EngineClient, games: Games) -> Rollouts:

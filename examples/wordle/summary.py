@@ -55,7 +55,11 @@ def failures(record: Record, proofs: Mapping[str, Proof], must_learn: bool = Tru
     for name, proof in proofs.items():
         if (proof.version, proof.digest) != (record.head, record.digest):
             found.append(f"{name} holds version {proof.version} ({proof.digest[:12]}), not the last one")
-    if must_learn and record.before and record.after and not record.before.is_beaten_by(record.after):
+    if not proofs:
+        found.append("no replica said what it holds")
+    if record.before is None or record.after is None:
+        found.append("the policy was not measured")
+    elif must_learn and not record.before.is_beaten_by(record.after):
         found.append("the policy did not get measurably better")
     return found
 
@@ -93,13 +97,16 @@ def _bytes(record: Record) -> RenderableType:
     changed = sorted(version.changed for version in deltas)
     table = _table("The wire", "", "")
     table.add_row("versions", f"{len(deltas):,}")
-    table.add_row("shipped by weightcast", f"{shipped / 1e6:.2f} MB, {shipped / len(deltas) / 1000:.1f} kB a version")
-    table.add_row(
-        "full copies, as TRL broadcasts them", f"{copies / 1e6:.1f} MB, {record.full / 1000:.0f} kB a version"
-    )
-    table.add_row("ratio", f"{copies / shipped:.1f} : 1")
+    table.add_row("shipped, without version 0", _each(shipped, len(deltas)))
+    table.add_row("full copies in bf16", _each(copies, len(deltas)))
+    table.add_row("what TRL would broadcast, in fp32", _each(2 * copies, len(deltas)))
+    table.add_row("full copies : shipped", f"{copies / shipped:.1f} : 1")
     table.add_row("weights that changed", f"{median(changed):.2%} median, {changed[-1]:.2%} most")
     return table
+
+
+def _each(nbytes: int, versions: int) -> str:
+    return f"{nbytes / 1e6:.2f} MB, {nbytes / versions / 1000:.1f} kB a version"
 
 
 def _traces() -> RenderableType:
@@ -134,11 +141,11 @@ def phases(versions: Iterable[Version]) -> dict[str, list[float]]:
         if version.stepped and version.committed:
             found["step → committed"].append(version.committed - version.stepped)
         live = min(version.live.values(), default=None)
-        if version.committed and live:
-            found["committed → live in the first replica"].append(max(0.0, live - version.committed))
+        if version.committed and live and live >= version.committed:
+            found["committed → live in the first replica"].append(live - version.committed)
         if live and version.rolled and version.rolled >= live:
             found["live → first rollout on it"].append(version.rolled - live)
-        if version.stepped and version.rolled:
+        if version.stepped and version.rolled and version.rolled >= version.stepped:
             found["step → first rollout on it"].append(version.rolled - version.stepped)
     return found
 

@@ -14,6 +14,8 @@ import itertools
 import queue
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,13 @@ from examples.wordle.evaluation import Evaluation
 from examples.wordle.events import report
 from examples.wordle.grpo import learn
 from examples.wordle.players import FirstRollouts, Player, measure, wait_for
-from examples.wordle.policy import CHECKPOINT, load
+from examples.wordle.policy import CHECKPOINT, load, published
 from examples.wordle.rollouts import Games, Rollouts
 
 WORDS, REPEATS = 32, 8
 """Of a step: different words, and games of each."""
 STALEST = 4
-"""Rollouts that lag the newest version by more than so many versions are not learned from."""
+"""Rollouts that lag the policy by more than so many steps are not learned from."""
 RAMP = 10
 """Steps until the learning rate is reached."""
 SAVE_EVERY = 5
@@ -44,20 +46,24 @@ class Training:
 
     model: Any
     optimizer: torch.optim.Optimizer
+    lr: float
+    channel: str
     file: Path
     step: int = 0
     before: Evaluation | None = None
     """The policy that training began with."""
 
     @classmethod
-    def resume(cls, file: Path, checkpoint: Path, lr: float) -> Training:
+    def resume(cls, channel: str, file: Path, checkpoint: Path, lr: float) -> Training:
         """From the file if there is one, else from the checkpoint."""
         model = load(checkpoint)
         # An eps above the gradients' rms (2e-4): large gradients move weights, small ones flip no bits in bf16.
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.97, 0.99), eps=1e-3, weight_decay=0.0)
-        training = cls(model, optimizer, file)
+        training = cls(model, optimizer, lr, channel, file)
         if file.exists():
             state = torch.load(file, weights_only=True)
+            if state["channel"] != channel:
+                raise SystemExit(f"{file} is of a training on {state['channel']}: name another with --state")
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             training.step = state["step"]
@@ -67,6 +73,7 @@ class Training:
     def save(self) -> None:
         assert self.before is not None
         state = {
+            "channel": self.channel,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
@@ -78,12 +85,12 @@ class Training:
 
 
 class Ledger:
-    """Reports each commit when it is there, without keeping the trainer."""
+    """Reports each commit when it is there, without keeping the trainer, and knows the step of each version."""
 
-    def __init__(self, elements: int, head: int):
-        self.version = head
-        """The newest that is committed."""
+    def __init__(self, elements: int, head: wc.Position, step: int):
         self._elements = elements
+        self._steps = {head.version: step}
+        self._error: BaseException | None = None
         self._receipts: queue.SimpleQueue[tuple[wc.Receipt, float]] = queue.SimpleQueue()
         threading.Thread(target=self._follow, daemon=True).start()
 
@@ -91,39 +98,68 @@ class Ledger:
         """``stepped`` is when the optimizer's step had ended."""
         self._receipts.put((receipt, stepped))
 
+    def step_of(self, version: int) -> int:
+        """Of versions that are not known, older ones or one that is just committed: as if each had been a step."""
+        self.check()
+        steps = dict(self._steps)
+        nearest = min(steps, key=lambda known: abs(known - version))
+        return steps[nearest] + version - nearest
+
+    def check(self) -> None:
+        """Raises what prevented a commit."""
+        if self._error is not None:
+            raise self._error
+
     def _follow(self) -> None:
-        while True:
-            receipt, stepped = self._receipts.get()
-            commit = receipt.result()
-            self.version = commit.position.version
-            if receipt.is_new:
-                report(
-                    "commit",
-                    step=receipt.step,
-                    version=self.version,
-                    changed=commit.changed / self._elements,
-                    nbytes=commit.object.size,
-                    stepped=stepped,
-                )
+        try:
+            while True:
+                self._report(*self._receipts.get())
+        except BaseException as error:  # noqa: BLE001 - raised in the trainer's own thread
+            self._error = error
+
+    def _report(self, receipt: wc.Receipt, stepped: float) -> None:
+        commit = receipt.result()
+        assert receipt.step is not None
+        self._steps[commit.position.version] = receipt.step
+        if receipt.is_new:
+            report(
+                "commit",
+                step=receipt.step,
+                version=commit.position.version,
+                changed=commit.changed / self._elements,
+                nbytes=commit.object.size,
+                stepped=stepped,
+            )
 
 
-def fresh(ready: queue.Queue[Rollouts], ledger: Ledger) -> tuple[Rollouts, int]:
-    """The next rollouts that are not too old, and by how many versions they lag."""
+def fresh(ready: queue.Queue[Rollouts | BaseException], ledger: Ledger, step: int) -> tuple[Rollouts, int]:
+    """The next rollouts that are not too old, and by how many steps they lag."""
     while True:
-        rollouts = ready.get()
-        staleness = ledger.version - rollouts.oldest
+        try:
+            rollouts = ready.get(timeout=1)
+        except queue.Empty:
+            ledger.check()
+            continue
+        if isinstance(rollouts, BaseException):
+            raise rollouts
+        staleness = step - ledger.step_of(rollouts.oldest)
         if staleness <= STALEST:
             return rollouts, staleness
         report("dropped", staleness=staleness, games=len(rollouts.won))
 
 
-def train(training: Training, publisher: wc.Publisher, ledger: Ledger, ready: queue.Queue[Rollouts], to: int) -> None:
+def train(
+    training: Training,
+    publisher: wc.Publisher,
+    ledger: Ledger,
+    ready: queue.Queue[Rollouts | BaseException],
+    to: int,
+) -> None:
     """Learn, publish, repeat."""
-    rate = training.optimizer.param_groups[0]["initial_lr"]
     while training.step < to:
-        rollouts, staleness = fresh(ready, ledger)
+        rollouts, staleness = fresh(ready, ledger, training.step)
         began = time.monotonic()
-        training.optimizer.param_groups[0]["lr"] = rate * min(1, (training.step + 1) / RAMP)
+        training.optimizer.param_groups[0]["lr"] = training.lr * min(1, (training.step + 1) / RAMP)
         learned = learn(training.model, training.optimizer, rollouts)
         training.step += 1
         stepped = time.time()
@@ -144,12 +180,6 @@ def train(training: Training, publisher: wc.Publisher, ledger: Ledger, ready: qu
             training.save()
 
 
-def rounded(model: torch.nn.Module) -> wc.Fingerprint:
-    """The fingerprint that the published weights must have: the model's own, rounded to bf16 by other means."""
-    arrays = {name: wc.round_to("BF16", value.numpy()) for name, value in model.state_dict().items()}
-    return wc.fingerprint(wc.Arrays(arrays, dict.fromkeys(arrays, "BF16")))
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--channel", required=True, help="a folder, s3://bucket/prefix, hf://buckets/OWNER/NAME")
@@ -164,44 +194,49 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@contextmanager
+def playing(given: argparse.Namespace, step: int) -> Iterator[queue.Queue[Rollouts | BaseException]]:
+    """Players of all replicas, and the queue that they fill. It is short: what waits in it grows old."""
+    ready: queue.Queue[Rollouts | BaseException] = queue.Queue(maxsize=1)
+    seeds, first = itertools.count(10**6 * (1 + step)), FirstRollouts()
+
+    def next_games() -> Games:
+        return Games(next(seeds), WORDS, REPEATS)
+
+    players = [Player(given.environment, url, next_games, ready, first) for url in given.replicas]
+    for player in players:
+        player.start()
+    try:
+        yield ready
+    finally:
+        for player in players:
+            player.stop()
+
+
+def evaluated(given: argparse.Namespace, version: int, patience: float) -> Evaluation:
+    """How good a version is, measured on the replicas that have it."""
+    there = wait_for(given.replicas, version, patience)
+    return measure(given.environment, there, version, given.evaluate)
+
+
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     wc.warm_up()
-    training = Training.resume(given.state, given.checkpoint, given.lr)
-    for group in training.optimizer.param_groups:
-        group.setdefault("initial_lr", given.lr)
-    channel = given.channel
-    with wc.Publisher(channel, training.model, optimizer=training.optimizer, dtype="BF16") as publisher:
+    training = Training.resume(given.channel, given.state, given.checkpoint, given.lr)
+    with wc.Publisher(given.channel, training.model, optimizer=training.optimizer, dtype="BF16") as publisher:
         table = publisher.table
         head = publisher.publish(step=training.step).result().position
         report("begin", elements=table.elements, nbytes=table.nbytes, version=head.version, step=training.step)
-        ledger = Ledger(table.elements, head.version)
         if training.before is None:
-            there = wait_for(given.replicas, head.version, patience=5)
-            training.before = measure(given.environment, there, head.version, given.evaluate)
+            training.before = evaluated(given, head.version, patience=5)
             training.save()
         report("evaluation", when="before", **training.before.as_json())
-
-        seeds = itertools.count(10**6 * (1 + training.step))
-        ready: queue.Queue[Rollouts] = queue.Queue(maxsize=1)
-        first = FirstRollouts()
-
-        def next_games() -> Games:
-            return Games(next(seeds), WORDS, REPEATS)
-
-        players = [Player(given.environment, url, next_games, ready, first) for url in given.replicas]
-        for player in players:
-            player.start()
-        train(training, publisher, ledger, ready, given.steps)
-        for player in players:
-            player.stop()
-
+        with playing(given, training.step) as ready:
+            train(training, publisher, Ledger(table.elements, head, training.step), ready, given.steps)
         last = publisher.publish(step=training.step).result().position
-        there = wait_for(given.replicas, last.version, patience=60)
-        after = measure(given.environment, there, last.version, given.evaluate)
-        report("evaluation", when="after", **after.as_json())
-        report("end", version=last.version, digest=last.digest, exact=last.digest == rounded(training.model).digest)
+        report("evaluation", when="after", **evaluated(given, last.version, patience=60).as_json())
+        report("end", version=last.version, digest=last.digest, exact=last.digest == published(training.model).digest)
 
 
 if __name__ == "__main__":

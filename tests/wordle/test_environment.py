@@ -66,7 +66,7 @@ def test_every_five_letters_are_a_guess_and_others_end_the_game_if_not_strict() 
     assert (broken.guesses, broken.done, broken.won, broken.reward) == ([], True, False, 0.0)
 
 
-@pytest.mark.parametrize("reset", [{"games": 0}, {"games": 257}, {"repeats": 0}, {"games": 256, "repeats": 17}])
+@pytest.mark.parametrize("reset", [{"games": 0}, {"games": 257}, {"repeats": 0}, {"games": 256, "repeats": 5}])
 def test_impossible_sessions_are_refused(reset: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=str(MOST_GAMES)):
         WordleEnvironment().reset(**reset)
@@ -77,7 +77,12 @@ def test_wrong_number_of_guesses_changes_nothing() -> None:
     before = environment.reset(seed=1, games=3)
     with pytest.raises(ValueError, match="3 games are not over, but there are 1"):
         environment.step(WordleAction(guesses=["crane"]))
-    assert environment.look() == before
+    assert environment.observe() == before
+
+
+def test_step_before_a_reset_says_so() -> None:
+    with pytest.raises(ValueError, match="reset first"):
+        WordleEnvironment().step(WordleAction(guesses=[]))
 
 
 def test_lost_game_ends_after_six_turns_and_shows_the_word() -> None:

@@ -1,8 +1,10 @@
 """Puts together what a Space needs: its own files, the example's modules, and a wheel of weightcast.
 
-make wheel
-python -m examples.wordle.spaces.pack vllm build/spaces/vllm
-hf upload me/wordle-vllm build/spaces/vllm --type space
+    make wheel
+    python -m examples.wordle.spaces.pack vllm build/spaces/vllm
+    hf upload me/wordle-vllm build/spaces/vllm --type space
+
+docs/guides/wordle.md has the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lets the routes of OpenAI's API and the health check of a vLLM out, and nothing else.
+"""Forwards three routes of OpenAI's API and the health check to vLLM, and rejects all others.
 
     python -m examples.wordle.spaces.proxy --engine http://127.0.0.1:8000 --port 7860
 
@@ -46,22 +46,28 @@ NEWEST = web.AppKey("newest", Newest)
 async def forward(request: web.Request) -> web.StreamResponse:
     if not ALLOWED.fullmatch(request.raw_path):
         raise web.HTTPNotFound
-    headers = {name: request.headers[name] for name in KEPT if name in request.headers}
+    if request.method not in ("GET", "POST"):
+        raise web.HTTPMethodNotAllowed(request.method, ("GET", "POST"))
+    headers = {name: request.headers[name] for name in KEPT if name in request.headers} | {
+        "Accept-Encoding": "identity"
+    }
     url, body = request.app[ENGINE] + request.raw_path, await request.read()
     try:
-        async with request.app[CLIENT].request(request.method, url, headers=headers, data=body) as answer:
-            response = web.StreamResponse(
-                status=answer.status,
-                headers={name: answer.headers[name] for name in RETURNED if name in answer.headers},
-            )
-            await response.prepare(request)
-            async for chunk in answer.content.iter_any():
-                await response.write(chunk)
-            await response.write_eof()
-            request.app[NEWEST].saw(answer.headers.get("x-weight-version", ""))
-            return response
+        answer = await request.app[CLIENT].request(
+            request.method, url, headers=headers, data=body, allow_redirects=False
+        )
     except aiohttp.ClientConnectionError as error:
         raise web.HTTPBadGateway(text="the engine does not answer") from error
+    async with answer:
+        kept = {name: answer.headers[name] for name in RETURNED if name in answer.headers}
+        response = web.StreamResponse(status=answer.status, headers=kept)
+        await response.prepare(request)
+        async for chunk in answer.content.iter_any():
+            await response.write(chunk)
+        await response.write_eof()
+    if request.method == "POST":
+        request.app[NEWEST].saw(answer.headers.get("x-weight-version", ""))
+    return response
 
 
 def make_app(engine: str) -> web.Application:

@@ -27,10 +27,12 @@ from examples.wordle.summary import Proof
 
 ROOT = Path(__file__).parents[3]
 START = ROOT / "examples" / "wordle" / "spaces" / "vllm" / "start.sh"
-# Most CPUs compute in bf16 several times as slowly; the channel's bf16 weights are cast exactly.
-VLLM = "--dtype float32 --max-model-len 64 --enforce-eager --kv-cache-memory-bytes 67108864 --max-num-seqs 256"
-"""A prompt with a seed, as TRL's have, must not be prefilled in pieces on a CPU: hence the batched tokens."""
-BATCHED = " --max-num-batched-tokens 16384"
+VLLM = (
+    # Most CPUs compute in bf16 several times as slowly; the channel's bf16 weights are cast exactly.
+    "--dtype float32 --max-model-len 64 --enforce-eager --kv-cache-memory-bytes 67108864 --max-num-seqs 256"
+    # A prompt with a seed, as TRL's have, must not be prefilled in pieces on a CPU.
+    " --max-num-batched-tokens 16384"
+)
 
 
 class Demo:
@@ -42,7 +44,7 @@ class Demo:
         self.record = Record()
         self._boxes, self._given = boxes, given
         self._digests: dict[int, str] = {}
-        """Of each version, as the agent proved it before it was written."""
+        """Of each version that the agent made live; in the end they are compared with the trainer's own."""
         self._channel, self._inner = str(folder / "bucket"), str(free_port())
         self._environment, self._engine = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         boxes.add("environment", module("environment", "--port", port(self._environment)))
@@ -62,7 +64,7 @@ class Demo:
             "PORT": port(self._engine),
             "INNER": self._inner,
             "EVERY": "0.05",
-            "VLLM_ARGS": VLLM + BATCHED,
+            "VLLM_ARGS": VLLM,
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "TORCH_COMPILE_DISABLE": "1",
@@ -91,6 +93,12 @@ class Demo:
         self.record.after = self._measure(self.record.head)
         return {"engine": self._proof()}
 
+    def _check(self) -> None:
+        """Ends the demo if a box has ended."""
+        for name in ("environment", "engine"):
+            if not self._boxes[name].is_running:
+                raise SystemExit(self._boxes[name].exit_message(1))
+
     def _take(self, message: Message) -> bool:
         """Record what a box reported; True once the trainer has ended."""
         fields = message.fields
@@ -100,29 +108,27 @@ class Demo:
             self.record.take(message)
             return False
         if message.box != "trainer" or fields["code"] != 0:
-            log = self._boxes[message.box].log
-            raise SystemExit(f"the {message.box} ended with exit code {fields['code']}; see {log}")
+            raise SystemExit(self._boxes[message.box].exit_message(fields["code"]))
         return True
 
     def _measure(self, version: int) -> Evaluation:
         end = time.monotonic() + PATIENCE
         while version_of(self._engine) != version:
-            time.sleep(0.5)
-            for name in ("environment", "engine"):
-                if not self._boxes[name].is_running:
-                    raise SystemExit(f"the {name} ended; see {self._boxes[name].log}")
+            self._check()
             if time.monotonic() > end:
                 raise SystemExit(f"the engine is not at version {version} after {PATIENCE:.0f} s")
-        return measure(self._environment, [self._engine], version, self._given.evaluate)
+            time.sleep(0.5)
+        return measure(self._environment, [self._engine], version, self._given.evaluate, self._check)
 
     def _proof(self) -> Proof:
-        """What the engine's workers hold, digested in place."""
+        """What the engine's workers hold, digested in place and compared with the channel's manifest."""
         command = [sys.executable, "-m", "weightcast", "verify", self._channel, "--json"]
         engine = ["--engine", f"http://127.0.0.1:{self._inner}"]
         found = json.loads(subprocess.run([*command, *engine], capture_output=True, text=True, check=True).stdout)
-        self.record.digest = self._digests[found["version"]]
-        self.record.exact = not (found["wrong"] or found["unproven"])
-        return Proof(found["version"], self.record.digest)
+        self.record.exact = not (found["wrong"] or found["unproven"] or found["absent"] or found["uncovered"])
+        while found["version"] not in self._digests:  # the agent's line is still on its way
+            self._take(self._boxes.messages.get(timeout=PATIENCE))
+        return Proof(found["version"], self._digests[found["version"]])
 
 
 def main() -> None:

@@ -41,9 +41,9 @@ from examples.wordle.client import WordleEnv
 from examples.wordle.environment import WordleAction, WordleObservation
 from examples.wordle.events import report
 from examples.wordle.game import LENGTH, TURNS, is_guess
-from examples.wordle.policy import CHECKPOINT
+from examples.wordle.policy import CHECKPOINT, published
 from examples.wordle.trl.on_cpu import use_cpu
-from weightcast.integrations.trl import WeightcastTransfer
+from weightcast.integrations.trl import Sync, WeightcastTransfer
 
 GUESS = Tool(
     name="guess",
@@ -118,10 +118,15 @@ class Reports(TrainerCallback):
         sync = self._transfer.last
         if not logs or "loss" not in logs or sync is None:
             return
-        committed = self._stepped + sum(sync.seconds[phase] for phase in ("take", "detect", "upload"))
+        if sync.nbytes:  # else nothing was new, or the bucket did not take it yet
+            self._report_commit(state.global_step, sync)
+        self._report_step(state.global_step, logs)
+
+    def _report_commit(self, step: int, sync: Sync) -> None:
+        committed = self._stepped + sum(sync.seconds.get(phase, 0.0) for phase in ("take", "detect", "upload"))
         report(
             "commit",
-            step=state.global_step,
+            step=step,
             version=sync.version,
             changed=sync.changed / self._elements,
             nbytes=sync.nbytes,
@@ -130,10 +135,12 @@ class Reports(TrainerCallback):
             committed=committed,
             seconds=dict(sync.seconds),
         )
+
+    def _report_step(self, step: int, logs: dict[str, float]) -> None:
         report("rollouts", games=int(logs["batch/samples_per_step"]), reward=logs["reward"])
         report(
             "step",
-            step=state.global_step,
+            step=step,
             of=self._steps,
             staleness=round(logs["sample/staleness_mean"]),
             reward=logs["reward"],
@@ -198,7 +205,7 @@ def main() -> None:
         rollout_worker=HarnessRolloutWorker(
             harness_session_factory=partial(Sessions, given.environment),
             harness_adapter=Guesses(),
-            model_name=given.model,
+            model_name="wordle",
             dataset=dataset,
             reward_funcs=[],
             processing_class=tokenizer,
@@ -215,6 +222,8 @@ def main() -> None:
     elements = sum(parameter.numel() for parameter in trainer.model.parameters())
     trainer.add_callback(Reports(transfer, elements, given.steps))
     trainer.train()
+    assert transfer.last is not None
+    report("end", version=transfer.last.version, digest=published(trainer.model).digest)
 
 
 if __name__ == "__main__":

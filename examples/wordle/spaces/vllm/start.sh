@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# vLLM with the plug-in on an inner port, its agent, and a proxy in front. When one of them ends, the Space restarts.
+# vLLM with the plug-in on an inner port, its agent, and a proxy in front. When one of them ends, all do.
 #
 #   CHANNEL     hf://buckets/OWNER/NAME, where the trainer publishes          (variable)
 #   MODEL       the checkpoint that training began from                       (variable)
 #   HF_TOKEN    may read the bucket, and write to it for heartbeats           (secret)
-#   API_KEY     what trainers must send; without it the Space must be private (secret)
-#   EVERY       seconds between two looks at the bucket, 1 by default         (variable)
+#   API_KEY     what trainers must send; without it anybody may ask           (secret)
+#   EVERY       seconds between two polls of the bucket, 1 by default          (variable)
 #   VLLM_ARGS   more arguments of vLLM                                        (variable)
 set -euo pipefail
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 : "${CHANNEL:?set it to the bucket, such as hf://buckets/me/wordle}"
 : "${MODEL:?set it to the checkpoint that training began from}"
 PORT=${PORT:-7860} INNER=${INNER:-8000} MIRROR=${MIRROR:-$HOME/mirror}
