@@ -122,7 +122,7 @@ def _sample(header: str | None, answer: bytes, prompts: int, count: int) -> Samp
         logprobs = [list(map(float, choice["logprobs"]["token_logprobs"])) for choice in choices]
     except (KeyError, TypeError, ValueError) as error:
         raise MalformedError(f"the engine's answer is malformed: {error!r}") from error
-    if len(choices) != prompts or any(len(row) != count for row in (*tokens, *logprobs)):
+    if len(choices) != prompts or {*map(len, tokens), *map(len, logprobs)} != {count}:
         raise MalformedError("the engine's answer has another shape than was asked for")
     return Sample(tokens, logprobs, versions)
 
