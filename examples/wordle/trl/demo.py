@@ -13,6 +13,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class Demo:
     def __init__(self, boxes: Boxes, given: argparse.Namespace, folder: Path):
         self.record = Record()
         self._boxes, self._given = boxes, given
+        self._sockets = tempfile.TemporaryDirectory(prefix="weightcast-")  # a socket's path has at most 107 characters
         self._digests: dict[int, str] = {}
         """Of each version that the agent made live; in the end they are compared with the trainer's own."""
         self._channel, self._inner = str(folder / "bucket"), str(free_port())
@@ -70,7 +72,7 @@ class Demo:
             "TORCH_COMPILE_DISABLE": "1",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "TMPDIR": str(folder),
+            "TMPDIR": self._sockets.name,
         }
 
     def run(self) -> dict[str, Proof]:
