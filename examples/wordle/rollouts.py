@@ -15,7 +15,7 @@ import numpy as np
 from examples.wordle.client import WordleEnv
 from examples.wordle.environment import WordleAction
 from examples.wordle.game import LENGTH, TURNS
-from examples.wordle.policy import BEGIN, CONTEXT, TURN, mark_ids, text_of
+from examples.wordle.policy import BEGIN, CONTEXT, TOKENS, TURN, mark_ids, text_of
 
 ANSWER_SECONDS = 60.0
 FINAL = (400, 401, 403, 404, 405, 422)
@@ -74,7 +74,7 @@ class MalformedError(OSError):
 class EngineClient:
     """Asks a replica for completions, or a vLLM that has the plug-in and its middleware.
 
-    If the environment has an ``WORDLE_API_KEY``, requests carry it.
+    If the environment has a ``WORDLE_API_KEY``, requests carry it.
     """
 
     def __init__(self, url: str, model: str = "wordle", on_version: Callable[[int], None] = lambda version: None):
@@ -124,6 +124,8 @@ def _sample(header: str | None, answer: bytes, prompts: int, count: int) -> Samp
         raise MalformedError(f"the engine's answer is malformed: {error!r}") from error
     if len(choices) != prompts or {*map(len, tokens), *map(len, logprobs)} != {count}:
         raise MalformedError("the engine's answer has another shape than was asked for")
+    if not (np.isin(tokens, range(len(TOKENS))).all() and np.isfinite(logprobs).all()):  # NaN would reach the weights
+        raise MalformedError("the engine's answer has tokens or probabilities that there are none of")
     return Sample(tokens, logprobs, versions)
 
 
