@@ -56,7 +56,7 @@ demo: setup
 	$(BIN)/python -m examples.wordle.demo $(if $(CHAOS),--chaos)
 
 demo-vllm: $(VLLM_VENV)/ready
-	@echo "== the same with TRL and real vLLM, on the CPU; about ten minutes"
+	@echo "== the same with TRL and real vLLM, on the CPU; about five minutes"
 	$(VLLM_NUMBA) $(VLLM_BIN)/python -m examples.wordle.trl.demo
 
 check: setup
@@ -78,17 +78,17 @@ test: check docs test-fast test-vllm
 
 test-fast: setup
 	@echo "== tests"
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/pytest -n $(JOBS) --no-loadscope-reorder
 
 test-vllm: $(VLLM_VENV)/ready
 	@echo "== tests of real vLLM on the CPU"
-	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm -n $(JOBS) --no-loadscope-reorder
 
 coverage: setup
 	@echo "== tests with branch coverage: slower than without"
 	mkdir -p build/coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/coverage run -m pytest -n $(JOBS) --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	@for package in format channel follow publish; do \

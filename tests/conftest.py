@@ -10,6 +10,7 @@ from typing import Any
 
 import faults
 import pytest
+from groups import ModulesTogether
 from hypothesis import HealthCheck, settings
 from liars import World
 from rgw import Endpoint, UnavailableError, serving
@@ -29,6 +30,8 @@ settings.register_profile("weightcast", deadline=None, suppress_health_check=[He
 settings.load_profile("weightcast")
 
 NO_GATEWAY = "no Ceph gateway"
+TOGETHER = ("test_late_join", "test_rgw")
+"""1,000 versions are made once, and one gateway takes a gigabyte and 15 seconds: not so in every process."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,16 +76,9 @@ def ram(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes that run tests, one runs those on a real S3: a gateway takes a gigabyte and 15 seconds."""
-    for item in items:
-        if "rgw" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("rgw"))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "xdist_group(name): tests that run in one process")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModulesTogether:
+    return ModulesTogether(config, log, TOGETHER)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 ENDS_WITHIN = 10.0
 """Seconds that a box gets to end by itself."""
+PATIENCE = 180.0
+"""Seconds without a message from any box after which something is wrong."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +115,28 @@ class Boxes:
     """All boxes of a run; none outlives it."""
 
     def __init__(self, folder: Path):
-        self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._heard = time.monotonic()
         self._folder = folder
         self._boxes: dict[str, Box] = {}
 
     def add(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Box:
-        self._boxes[name] = Box(name, command, self._folder / f"{name}.log", self.messages, environment)
+        self._boxes[name] = Box(name, command, self._folder / f"{name}.log", self._messages, environment)
         return self._boxes[name]
 
     def __getitem__(self, name: str) -> Box:
         return self._boxes[name]
+
+    def receive(self) -> Message | None:
+        """The next message; None if none arrives in a quarter of a second. Ends the run if all boxes fall silent."""
+        try:
+            message = self._messages.get(timeout=0.25)
+        except queue.Empty:
+            if time.monotonic() - self._heard > PATIENCE:
+                raise SystemExit(f"no box reported anything for {PATIENCE:.0f} s") from None
+            return None
+        self._heard = time.monotonic()
+        return message
 
     def __enter__(self) -> Boxes:
         return self

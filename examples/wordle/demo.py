@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
 import signal
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.live import Live
 
 import weightcast as wc
-from examples.wordle.boxes import Box, Boxes, Message, free_port
+from examples.wordle.boxes import PATIENCE, Box, Boxes, Message, free_port
 from examples.wordle.record import Record
 from examples.wordle.summary import Proof, failures, summary
 from examples.wordle.view import View
@@ -38,8 +37,6 @@ KILLS = (("replica-a", 0.3), ("environment", 0.45), ("replica-b", 0.6), ("traine
 """With --chaos: which box is killed after which share of all steps."""
 DOWN = 2.0
 """Seconds that a killed box stays away."""
-PATIENCE = 180.0
-"""Seconds without a message from any box after which something is wrong."""
 
 
 @dataclass
@@ -72,14 +69,9 @@ class Demo:
         """Until the trainer is done; then what each replica holds."""
         for name in ("environment", "replica-a", "trainer"):
             self._boxes[name].start()
-        heard = time.monotonic()
         while self.record.digest is None:
-            try:
-                self._take(self._boxes.messages.get(timeout=0.25))
-                heard = time.monotonic()
-            except queue.Empty:
-                if time.monotonic() - heard > PATIENCE:
-                    raise SystemExit(f"no box reported anything for {PATIENCE:.0f} s") from None
+            if message := self._boxes.receive():
+                self._take(message)
             self._start_late_boxes()
         if self._kills:
             raise SystemExit(f"too few steps to kill {', '.join(name for name, _ in self._kills)}")

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import BaseModel, Field
 
 from examples.wordle.events import report
@@ -27,6 +27,9 @@ MOST_GAMES = 1024
 """Of a session."""
 
 SESSIONS = 256
+"""At once."""
+IDLE_SECONDS = 600.0
+"""After which a session's place is given to another."""
 
 
 class WordleAction(Action):
@@ -158,7 +161,7 @@ def make_app() -> FastAPI:
         WordleAction,
         WordleObservation,
         env_name="wordle",
-        max_concurrent_envs=SESSIONS,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=SESSIONS, session_timeout=IDLE_SECONDS),
         gradio_builder=page,
         show_default_tab=False,
         title_override="Wordle",

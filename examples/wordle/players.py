@@ -19,6 +19,8 @@ LOST = (OSError, http.client.HTTPException, WebSocketException, RuntimeError)
 """What is raised when a box goes away in the middle: sockets, HTTP, WebSocket, OpenEnv's own."""
 AGAIN_AFTER = 0.5
 """Seconds until a box that did not answer is asked again."""
+TELL_AFTER = 20.0
+"""Seconds of waiting after which it is said what is waited for."""
 
 
 class FirstRollouts:
@@ -34,6 +36,22 @@ class FirstRollouts:
                 return
             self._newest = version
         report("first", version=version, replica=url)
+
+
+class Outage:
+    """Says once that no games can be played with a replica, however often it is tried."""
+
+    def __init__(self, url: str):
+        self._url = url
+        self._told: type[BaseException] | None = None
+
+    def met(self, error: BaseException) -> None:
+        if type(error) is not self._told:
+            self._told = type(error)
+            report("trouble", replica=self._url, text=f"no games with {self._url} now: {error}")
+
+    def over(self) -> None:
+        self._told = None
 
 
 class Player(threading.Thread):
@@ -66,17 +84,15 @@ class Player(threading.Thread):
             self._ready.put(error)
 
     def _play_on(self) -> None:
-        told = None
+        outage = Outage(self._url)
         while not self._stopped.is_set():
             try:
                 rollouts = play(self._environment, self._client, self._next_games())
             except LOST as error:
-                if type(error) is not told:
-                    told = type(error)
-                    report("trouble", replica=self._url, text=f"no games with {self._url} now: {error}")
+                outage.met(error)
                 self._stopped.wait(AGAIN_AFTER)
                 continue
-            told = None
+            outage.over()
             report(
                 "rollouts",
                 replica=self._url,
@@ -92,11 +108,15 @@ class Player(threading.Thread):
 
 def wait_for(urls: Sequence[str], version: int, patience: float) -> list[str]:
     """The replicas that serve a version: all of them, or those that do when patience ends, at least one."""
-    end = time.monotonic() + patience
+    began, told = time.monotonic(), False
     while True:
         there = [url for url in urls if version_of(url) == version]
-        if len(there) == len(urls) or (there and time.monotonic() > end):
+        waited = time.monotonic() - began
+        if len(there) == len(urls) or (there and waited > patience):
             return there
+        if waited > TELL_AFTER and not told:
+            told = True
+            report("trouble", text=f"version {version} is not yet at {', '.join(set(urls) - set(there))}")
         time.sleep(0.1)
 
 
@@ -152,14 +172,17 @@ def _play_seeds(
     ended: queue.SimpleQueue[Rollouts | BaseException],
 ) -> None:
     """Play one game of every word for each seed; what a lost box or another version spoils is played again."""
+    outage = Outage(url)
     try:
         while (seed := seeds.get()) != DONE:
             try:
                 rollouts = play(environment, EngineClient(url), Games(seed, len(words()), 1))
-            except LOST:
+            except LOST as error:
+                outage.met(error)
                 seeds.put(seed)
                 time.sleep(AGAIN_AFTER)
                 continue
+            outage.over()
             if set(rollouts.versions) == {version}:
                 ended.put(rollouts)
             else:

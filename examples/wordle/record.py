@@ -59,6 +59,7 @@ class Record:
     """Step and mean reward of its games."""
     games: int = 0
     dropped: int = 0
+    """Games that were too old to learn from."""
     before: Evaluation | None = None
     after: Evaluation | None = None
     digest: str | None = None
@@ -68,22 +69,41 @@ class Record:
     news: deque[str] = field(default_factory=lambda: deque(maxlen=5))
 
     def take(self, message: Message) -> None:
-        """Add what a box reported."""
-        fields = message.fields
-        taker = getattr(self, f"_take_{fields['event']}", None)
-        if taker is not None:
-            taker(message.box, fields)
+        """Add what a box reported; what it does not know is nothing that the view or the summary show."""
+        box, fields = message.box, message.fields
+        match fields["event"]:
+            case "begin":
+                self._begin(box, fields)
+            case "evaluation":
+                self._evaluation(fields)
+            case "step":
+                self._step(fields)
+            case "commit":
+                self._commit(fields)
+            case "version":
+                self._live(box, fields)
+            case "first":
+                version = self._version(fields["version"])
+                version.rolled = version.rolled or fields["time"]
+            case "rollouts":
+                self.games += fields["games"]
+            case "dropped":
+                self.dropped += fields["games"]
+            case "trouble":
+                self.news.append(f"{box}: {fields['text'][:100]}")
+            case "end" if "digest" in fields:  # an agent reports its end too
+                self.head, self.digest, self.exact = fields["version"], fields["digest"], fields.get("exact")
 
-    def _take_begin(self, box: str, fields: Fields) -> None:
+    def _begin(self, box: str, fields: Fields) -> None:
         if "elements" in fields:
             self.elements, self.full, self.head = fields["elements"], fields["nbytes"], fields["version"]
         self.news.append(f"{box} is up")
 
-    def _take_evaluation(self, box: str, fields: Fields) -> None:
+    def _evaluation(self, fields: Fields) -> None:
         names = ("version", "games", "wins", "low", "high", "reward")
         setattr(self, fields["when"], Evaluation(**{name: fields[name] for name in names}))
 
-    def _take_step(self, box: str, fields: Fields) -> None:
+    def _step(self, fields: Fields) -> None:
         self.steps, self.of = fields["step"], fields["of"]
         self.staleness[fields["staleness"]] += 1
         self.rewards.append(fields["reward"])
@@ -91,14 +111,14 @@ class Record:
             self.wins.append(fields["wins"])
         self.curve.append((fields["step"], fields["reward"]))
 
-    def _take_commit(self, box: str, fields: Fields) -> None:
+    def _commit(self, fields: Fields) -> None:
         self.head = fields["version"]
         version = self._version(fields["version"])
         version.committed = fields.get("committed", fields["time"])
         version.changed, version.nbytes = fields["changed"], fields["nbytes"]
         version.stepped = fields["stepped"]
 
-    def _take_version(self, box: str, fields: Fields) -> None:
+    def _live(self, box: str, fields: Fields) -> None:
         replica = self.replicas.setdefault(box, ReplicaRecord())
         replica.version = fields["version"]
         replica.updates += 1
@@ -108,23 +128,6 @@ class Record:
         if fields["version"] > 0 and replica.updates > 1:  # the first brings a whole model, and nobody waits for it
             replica.pauses.append(fields["pause"])
         self._version(fields["version"]).live.setdefault(box, fields["time"])
-
-    def _take_first(self, box: str, fields: Fields) -> None:
-        version = self._version(fields["version"])
-        version.rolled = version.rolled or fields["time"]
-
-    def _take_rollouts(self, box: str, fields: Fields) -> None:
-        self.games += fields["games"]
-
-    def _take_dropped(self, box: str, fields: Fields) -> None:
-        self.dropped += fields["games"]
-
-    def _take_trouble(self, box: str, fields: Fields) -> None:
-        self.news.append(f"{box}: {fields['text'][:100]}")
-
-    def _take_end(self, box: str, fields: Fields) -> None:
-        if "digest" in fields:  # an agent reports its end too
-            self.head, self.digest, self.exact = fields["version"], fields["digest"], fields.get("exact")
 
     def _version(self, number: int) -> Version:
         return self.versions.setdefault(number, Version())

@@ -29,7 +29,6 @@ class Games:
     seed: int
     words: int
     repeats: int
-    greedy: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,17 +76,17 @@ class EngineClient:
     If the environment has a ``WORDLE_API_KEY``, requests carry it.
     """
 
-    def __init__(self, url: str, model: str = "wordle", on_version: Callable[[int], None] = lambda version: None):
+    def __init__(self, url: str, on_version: Callable[[int], None] = lambda version: None):
         """``on_version`` is called with the newest version of each answer."""
-        self._url, self._model, self._on_version = url.rstrip("/"), model, on_version
+        self._url, self._on_version = url.rstrip("/"), on_version
 
-    def complete(self, prompts: Sequence[Sequence[int]], greedy: bool = False, count: int = LENGTH) -> Sample:
+    def complete(self, prompts: Sequence[Sequence[int]], count: int = LENGTH) -> Sample:
         """`OSError` if the engine does not answer, or has no weights yet; `RefusedError` if it never will."""
         body = {
-            "model": self._model,
+            "model": "wordle",
             "prompt": prompts,
             "max_tokens": count,
-            "temperature": 0.0 if greedy else 1.0,
+            "temperature": 1.0,
             "logprobs": 0,
             "return_token_ids": True,
             "ignore_eos": True,
@@ -144,7 +143,7 @@ def play(environment: str, engine: EngineClient, games: Games) -> Rollouts:
             if not playing:
                 break
             end = 1 + TURN * turn
-            sample = engine.complete(tokens[playing, :end].tolist(), games.greedy)
+            sample = engine.complete(tokens[playing, :end].tolist())
             versions.extend(sample.versions)
             tokens[playing, end : end + LENGTH] = sample.tokens
             logprobs[playing, turn * LENGTH : (turn + 1) * LENGTH] = sample.logprobs

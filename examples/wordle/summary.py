@@ -65,7 +65,14 @@ def failures(record: Record, proofs: Mapping[str, Proof], must_learn: bool = Tru
 
 
 def summary(record: Record, proofs: Mapping[str, Proof]) -> RenderableType:
-    parts = (_learning(record), _bytes(record), _traces(), _times(record), _proof(record, proofs))
+    parts = (
+        _learning(record),
+        _bytes(record),
+        _traces(),
+        _times(record),
+        _replicas(record),
+        _proof(record, proofs),
+    )
     return Group(*(line for part in parts for line in (part, "")))
 
 
@@ -120,13 +127,29 @@ def _times(record: Record) -> RenderableType:
     table = _table("From the trainer's step to the first rollout, ms", "", "p50", "p99")
     for name, values in phases(record.versions.values()).items():
         if values:
-            table.add_row(name, f"{1000 * percentile(values, 50):.0f}", f"{1000 * percentile(values, 99):.0f}")
-    pauses = [pause for replica in record.replicas.values() for pause in replica.pauses]
-    if pauses:
-        table.add_row(
-            "a replica's pause", f"{1000 * percentile(pauses, 50):.1f}", f"{1000 * percentile(pauses, 99):.1f}"
-        )
-    return Group(table, Text(f"Staleness of the games learned from, in versions: {histogram(record)}"))
+            table.add_row(name, *_percentiles(values, 0))
+    staleness = f"Staleness of the games learned from, in versions: {histogram(record)}"
+    dropped = f"; {record.dropped:,} games were too old" if record.dropped else ""
+    return Group(table, Text(staleness + dropped))
+
+
+def _replicas(record: Record) -> RenderableType:
+    table = _table("The replicas", "", "joined at", "updates", "fetched", "lag p50", "p99", "pause p50", "p99")
+    for name, replica in sorted(record.replicas.items()):
+        lags = [
+            version.live[name] - version.committed
+            for number, version in record.versions.items()
+            if version.committed and name in version.live and number != replica.joined
+        ]
+        fetched = f"{replica.nbytes / 1e6:.2f} MB" if replica.nbytes else "–"
+        figures = [*_percentiles(lags, 0), *_percentiles(replica.pauses, 1)]
+        table.add_row(name, f"version {replica.joined}", str(replica.updates), fetched, *figures)
+    return Group(table, Text("Lag is from commit to live; lag and pause are in ms, without the version it joined at."))
+
+
+def _percentiles(seconds: Sequence[float], digits: int) -> list[str]:
+    """p50 and p99 in milliseconds."""
+    return [f"{1000 * percentile(seconds, share):.{digits}f}" if seconds else "–" for share in (50, 99)]
 
 
 def phases(versions: Iterable[Version]) -> dict[str, list[float]]:

@@ -14,8 +14,6 @@ from weightcast.channel.route import cheapest_route, route_bytes
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import catchup
 
-pytestmark = pytest.mark.xdist_group("late join")  # 1,000 versions are made once, not once in every process
-
 HEAD, PARAMS = 1000, 40_000
 LAGS = (1, 2, 7, 8, 9, 63, 64, 65, 100, 400, 511, 512, 513, 700, 999, 1000)
 FINDING_THE_WAY = 14

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))  # a Hub and an S3 t
 
 LONGEST = ("test_trl", "test_follow", "test_wordle")
 """They begin first: no process then waits for the other's last test."""
+ONE_ENGINE = ("test_faults", "test_live", "test_refusals")
+"""Their tests share an engine, and so a process."""
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +32,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return made
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from groups import ModulesTogether
+
+    return ModulesTogether(config, log, ONE_ENGINE)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a module that share an engine run in one process; every other test goes to whichever is free."""
-    for item in items:
-        if {"engine", "shared"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))

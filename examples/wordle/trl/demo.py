@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import subprocess
 import sys
 import tempfile
@@ -18,8 +17,8 @@ import time
 from pathlib import Path
 
 import weightcast as wc
-from examples.wordle.boxes import Boxes, Message, free_port
-from examples.wordle.demo import PATIENCE, add_output_options, module, port, present
+from examples.wordle.boxes import PATIENCE, Boxes, free_port
+from examples.wordle.demo import add_output_options, module, port, present
 from examples.wordle.evaluation import Evaluation
 from examples.wordle.players import measure, version_of
 from examples.wordle.policy import CHECKPOINT
@@ -45,6 +44,8 @@ class Demo:
         self.record = Record()
         self._boxes, self._given = boxes, given
         self._sockets = tempfile.TemporaryDirectory(prefix="weightcast-")  # a socket's path has at most 107 characters
+        self._ended = False
+        """The trainer has, and well."""
         self._digests: dict[int, str] = {}
         """Of each version that the agent made live; in the end they are compared with the trainer's own."""
         self._channel, self._inner = str(folder / "bucket"), str(free_port())
@@ -82,15 +83,8 @@ class Demo:
             self._boxes[name].start()
         self.record.before = self._measure(0)
         self._boxes["trainer"].start()
-        heard = time.monotonic()
-        done = False
-        while not done:
-            try:
-                done = self._take(self._boxes.messages.get(timeout=0.25))
-                heard = time.monotonic()
-            except queue.Empty:
-                if time.monotonic() - heard > PATIENCE:
-                    raise SystemExit(f"no box reported anything for {PATIENCE:.0f} s") from None
+        while not self._ended:
+            self._receive()
         assert self.record.head is not None
         self.record.after = self._measure(self.record.head)
         return {"engine": self._proof()}
@@ -101,17 +95,20 @@ class Demo:
             if not self._boxes[name].is_running:
                 raise SystemExit(self._boxes[name].exit_message(1))
 
-    def _take(self, message: Message) -> bool:
-        """Record what a box reported; True once the trainer has ended."""
+    def _receive(self) -> None:
+        """Record what a box reports next, if one does soon."""
+        message = self._boxes.receive()
+        if message is None:
+            return
         fields = message.fields
         if fields["event"] == "version":
             self._digests[fields["version"]] = fields["digest"]
         if fields["event"] != "gone":
             self.record.take(message)
-            return False
-        if message.box != "trainer" or fields["code"] != 0:
+        elif message.box != "trainer" or fields["code"] != 0:
             raise SystemExit(self._boxes[message.box].exit_message(fields["code"]))
-        return True
+        else:
+            self._ended = True
 
     def _measure(self, version: int) -> Evaluation:
         end = time.monotonic() + PATIENCE
@@ -129,7 +126,7 @@ class Demo:
         found = json.loads(subprocess.run([*command, *engine], capture_output=True, text=True, check=True).stdout)
         self.record.exact = not (found["wrong"] or found["unproven"] or found["absent"] or found["uncovered"])
         while found["version"] not in self._digests:  # the agent's line is still on its way
-            self._take(self._boxes.messages.get(timeout=PATIENCE))
+            self._receive()
         return Proof(found["version"], self._digests[found["version"]])
 
 
