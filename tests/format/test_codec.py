@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import weightcast as wc
 from weightcast.errors import UsageError
 from weightcast.format.codec import CODECS
-from weightcast.format.codec.blocks import RAW
 from weightcast.format.kernels.bands import BLOCK
+from weightcast.format.kernels.tasks import RAW
 from weightcast.format.patch import TensorPatch
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import BytesSource
@@ -179,8 +179,8 @@ def test_tensors_over_2_to_32_elements(codec: str, huge: Bits) -> None:
     places = np.array([0, 5, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**33 - 1], np.int64)
     spec = wc.TensorSpec("w", "U8", (1 << 33,))
     patch = TensorPatch(spec, places, np.arange(1, 8, dtype=np.uint8), np.zeros(7, np.uint8), 0)
-    coded = CODECS[codec].encode(patch, huge, ONE)
-    assert CODECS[codec].decode(coded, huge, ONE) == patch
+    (coded,) = CODECS[codec].encode([(patch, huge)], ONE)
+    assert CODECS[codec].decode([(coded, huge)], ONE) == [patch]
     assert sum(stream.nbytes for stream in coded.streams.values()) < 200
     if codec == "plain":
         assert coded.streams["indices"].dtype == np.int64

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import weightcast as wc
 from weightcast.errors import UsageError
-from weightcast.format.diff import diff_tensor
+from weightcast.format.diff import diff_tensors
 from weightcast.format.digest import MODULUS, tensor_digest
 from weightcast.format.kernels import cpu
 
@@ -42,7 +42,7 @@ def test_incremental_digest_equals_a_full_one(pair: tuple[Bag, Bag]) -> None:
     old, new = pair
     for spec in old.table:
         before, after = old.read(spec.name), new.read(spec.name)
-        patch = diff_tensor(spec, before, after, tensor_digest(before))
+        (patch,) = diff_tensors([spec], [before], [after], [tensor_digest(before)])
         assert patch.digest == tensor_digest(after)
 
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     assert os.environ.get("TRITON_INTERPRET") == "1", "set by conftest.py, before Triton is imported"
 
-from weightcast.format.codec.ranks import rank  # noqa: E402
-from weightcast.format.diff import diff_tensor  # noqa: E402
+from weightcast.format.codec.ranks import rank_tensors  # noqa: E402
+from weightcast.format.diff import diff_tensors  # noqa: E402
 from weightcast.format.digest import MODULUS, tensor_digest  # noqa: E402
 from weightcast.format.kernels.bands import BLOCK  # noqa: E402
 from weightcast.format.patch import ModelSize, Patch, TensorPatch  # noqa: E402
@@ -127,9 +127,9 @@ def unsigned(words: torch.Tensor) -> np.ndarray:
 def expected(case: Case) -> list[Change]:
     found = []
     for spec, old, new in zip(case.batch.specs, case.before, case.after, strict=True):
-        tensor = diff_tensor(spec, old, new, 0)
+        (tensor,) = diff_tensors([spec], [old], [new], [0])
         if tensor.changed:
-            ranks = rank(spec, tensor.indices, tensor.old, tensor.new, old, ONE)
+            (ranks,) = rank_tensors([spec], [(tensor.indices, tensor.old, tensor.new)], [old], ONE)
             found.append(Change(spec, tensor.indices, tensor.old, tensor.new, tensor.digest, ranks))
     return found
 

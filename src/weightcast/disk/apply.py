@@ -18,14 +18,13 @@ from weightcast.disk.durable import Report, disk_errors, own_copy, remove, repla
 from weightcast.disk.staged import decode_verified, fingerprint_of, overlay_tensor, stage
 from weightcast.errors import CheckpointError, ResultError, UsageError, about
 from weightcast.format.closing import Closing
-from weightcast.format.codec import Coded
-from weightcast.format.diff import diff_tensor, refuse_other_table
+from weightcast.format.diff import diff_tensors, refuse_other_table
 from weightcast.format.digest import Fingerprint, tensor_digest
 from weightcast.format.patch import ModelSize, refuse_other_tensor, start_of_patch
 from weightcast.format.patchfile import PatchReader, PatchWriter
 from weightcast.format.safetensors import FileSource
-from weightcast.format.spec import TensorSpec, elements_of
-from weightcast.format.tensors import Weights
+from weightcast.format.spec import elements_of
+from weightcast.format.tensors import Weights, read_all
 from weightcast.format.workers import ONE, Workers
 
 
@@ -54,20 +53,18 @@ def write_patch(
     model = ModelSize.of(old.table)
     bases, results, changed, done = [], [], 0, 0
     with PatchWriter(codec, out.absolute().parent) as writer:
-
-        def one(spec: TensorSpec) -> tuple[int, Coded]:
-            before = old.read(spec.name)
-            base = tensor_digest(before, workers)
-            patch = diff_tensor(spec, before, new.read(spec.name), base, workers)
-            return base, writer.codec.encode(patch, before, workers)
-
-        for spec, (base, coded) in zip(old.table, workers.stream(one, old.table, elements_of), strict=True):
-            bases.append(base)
-            results.append(coded.row.digest)
-            if coded.row.changed:
+        for specs in workers.batches(old.table, elements_of):
+            names = [spec.name for spec in specs]
+            olds, news = read_all(old, names, workers), read_all(new, names, workers)
+            digests = [tensor_digest(before, workers) for before in olds]
+            patches = diff_tensors(specs, olds, news, digests, workers)
+            bases += digests
+            results += [patch.digest for patch in patches]
+            jobs = [(patch, before) for patch, before in zip(patches, olds, strict=True) if patch.changed]
+            for coded in writer.codec.encode(jobs, workers):
                 changed += coded.row.changed
                 writer.add(coded)
-            done += spec.nbytes
+            done += sum(spec.nbytes for spec in specs)
             report("diff", done, model.nbytes)
         base_position, result_position = (Fingerprint(old.table, tuple(d)).digest for d in (bases, results))
         with replacing(out) as file:

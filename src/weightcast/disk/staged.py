@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from weightcast.disk.durable import Report, replacing, require_space, silent
-from weightcast.format.codec import CODECS
+from weightcast.format.codec import plain
 from weightcast.format.digest import Fingerprint, tensor_digests
 from weightcast.format.patch import TensorPatch, refuse_other_tensor, start_of_patch, verify_result, verify_tensor
 from weightcast.format.patchfile import PatchReader, PatchWriter, decode_tensors
@@ -64,7 +64,7 @@ def stage(
             if not tensor.changed:  # sent whole by a writer that did not know the old bits
                 continue
             whole = weights.read(tensor.spec.name) if _is_dense(tensor) else None
-            writer.add(CODECS["plain"].encode(tensor, whole, workers))
+            writer.add(plain.encode_tensor(tensor, whole))
         writer.finish(file, header.base, header.result, header.model)
     return fingerprint_after(start, reader)
 
@@ -113,7 +113,7 @@ def scatter_into(target: Target, staged: PatchReader) -> None:
     for row in staged.rows:
         coded = staged.coded(row)
         if "indices" in coded.streams:
-            patch = CODECS["plain"].decode(coded, None, ONE)
+            patch = plain.decode_tensor(coded, None)
             target.overwrite(row.spec.name, patch.indices, patch.new)
         else:
             target.write(row.spec.name, coded.streams["values"])
@@ -125,5 +125,5 @@ def overlay_tensor(staged: PatchReader, row: Row, bits: Bits) -> Bits:
     if "indices" not in coded.streams:
         whole: Bits = coded.streams["values"]
         return whole
-    CODECS["plain"].decode(coded, None, ONE).scatter(bits)
+    plain.decode_tensor(coded, None).scatter(bits)
     return bits

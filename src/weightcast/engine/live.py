@@ -19,7 +19,7 @@ from weightcast.engine.layout import Box, Layout, Part
 from weightcast.engine.part_digests import digest_part
 from weightcast.engine.prepared import Places, Prepared, Scatter, unsigned, words_of
 from weightcast.errors import UsageError
-from weightcast.format.codec import CODECS, Coded
+from weightcast.format.codec import Coded, plain
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu, places
 from weightcast.format.patch import TensorPatch, compose_tensor, refuse_other_tensor
@@ -27,7 +27,6 @@ from weightcast.format.patchfile import PatchReader
 from weightcast.format.spec import TensorSpec, dtype_named
 from weightcast.format.table import Row
 from weightcast.format.tensors import Bits, Weights, refuse_other_bits
-from weightcast.format.workers import ONE
 from weightcast.torch.batch import WORDS
 
 _CHUNK = 1 << 22
@@ -153,7 +152,7 @@ class LiveParameters:
 
     def _prepare_rows(self, spec: TensorSpec, parts: Sequence[Part], rows: Sequence[Coded], prepared: Prepared) -> None:
         last = max((i for i, row in enumerate(rows) if "indices" not in row.streams), default=-1)
-        later = [CODECS["plain"].decode(row, None, ONE) for row in rows[last + 1 :]]
+        later = [plain.decode_tensor(row, None) for row in rows[last + 1 :]]
         if last >= 0:
             whole = rows[last].streams["values"]
             for patch in later:

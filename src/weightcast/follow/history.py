@@ -19,14 +19,14 @@ from weightcast.errors import CheckpointError, FormatError, MismatchError, Usage
 from weightcast.follow.mirror_state import FilesState
 from weightcast.follow.redo_log import Layer, log_name, read_log_name
 from weightcast.follow.replica import Staged, StagedPatch
-from weightcast.format.codec import CODECS
+from weightcast.format.codec import plain
 from weightcast.format.digest import Fingerprint
 from weightcast.format.patch import ModelSize, TensorPatch
 from weightcast.format.patchfile import PatchReader, PatchWriter
 from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits, Weights
-from weightcast.format.workers import ONE, Workers
+from weightcast.format.workers import Workers
 
 MOST = 16
 """Versions that a mirror can go back without a download: two folds of a follower."""
@@ -153,13 +153,13 @@ class Undo:
                 continue
             coded = layer.reader.coded(row)
             # The indices are not checked: the digest of the result shows whether the bits are right.
-            patch = CODECS["plain"].decode(coded, None if "indices" in coded.streams else bits, ONE)
+            patch = plain.decode_tensor(coded, None if "indices" in coded.streams else bits)
             old = bits[patch.indices]
             patch.scatter(bits)
             if number >= self._first:
                 before = self._starts[number][1][name]
                 back = TensorPatch(patch.spec, patch.indices, old, patch.new, before)
-                self._writers[number - self._first].add(CODECS["plain"].encode(back, bits, ONE))
+                self._writers[number - self._first].add(plain.encode_tensor(back, bits))
         return bits
 
     def finish(self) -> None:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from weightcast.errors import UsageError
 from weightcast.format.digest import MODULUS, Fingerprint, fingerprint
-from weightcast.format.kernels import cpu
-from weightcast.format.patch import ModelSize, Patch, TensorPatch
+from weightcast.format.patch import ModelSize, Patch, TensorPatch, patch_of
 from weightcast.format.spec import TensorSpec, TensorTable, elements_of
-from weightcast.format.tensors import Bits, Weights, refuse_other_bits
+from weightcast.format.tasks import compare_tensors
+from weightcast.format.tensors import Bits, Weights, read_all, refuse_other_bits
 from weightcast.format.workers import ONE, Workers
 
-_SPAN = 1 << 20
 
-
-def diff_tensor(spec: TensorSpec, old: Bits, new: Bits, base_digest: int, workers: Workers = ONE) -> TensorPatch:
-    """Compare two states of one tensor bit by bit; ``base_digest`` is the old one's."""
-    for bits in (old, new):
-        refuse_other_bits(spec, bits)
-
-    def part(first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        before, after = old[first : first + _SPAN], new[first : first + _SPAN]
-        # Room for every element: pages that are never written are never allocated.
-        indices = np.empty(before.size, np.int64)
-        was, now = np.empty_like(before), np.empty_like(after)
-        n = cpu.changes(before, after, first, indices, was, now)
-        found = indices[:n].copy(), was[:n].copy(), now[:n].copy()
-        return *found, int(cpu.digest_change(*found))
-
-    parts = workers.map(part, range(0, old.size, _SPAN)) or [part(0)]
-    indices, was, now = (np.concatenate([piece[i] for piece in parts]) for i in range(3))
-    digest = (base_digest + sum(piece[3] for piece in parts)) % MODULUS
-    return TensorPatch(spec, indices, now, was, digest)
+def diff_tensors(
+    specs: Sequence[TensorSpec],
+    olds: Sequence[Bits],
+    news: Sequence[Bits],
+    digests: Sequence[int],
+    workers: Workers = ONE,
+) -> list[TensorPatch]:
+    """Compare two states of tensors bit by bit; ``digests`` are those of the old ones."""
+    for spec, old, new in zip(specs, olds, news, strict=True):
+        refuse_other_bits(spec, old)
+        refuse_other_bits(spec, new)
+    return [
+        patch_of(spec, one, (digest + one.gain) % MODULUS)
+        for spec, one, digest in zip(specs, compare_tensors(specs, olds, news, workers), digests, strict=True)
+    ]
 
 
 def diff(old: Weights, new: Weights, base: Fingerprint | None = None, workers: Workers = ONE) -> Patch:
@@ -50,11 +47,11 @@ def diff(old: Weights, new: Weights, base: Fingerprint | None = None, workers: W
     """
     refuse_other_table(old.table, new.table)
     base = base or fingerprint(old, workers)
-
-    def one(spec: TensorSpec) -> TensorPatch:
-        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), base[spec.name], workers)
-
-    tensors = tuple(workers.stream(one, old.table, elements_of))
+    tensors: list[TensorPatch] = []
+    for specs in workers.batches(old.table, elements_of):
+        names = [spec.name for spec in specs]
+        olds, news = read_all(old, names, workers), read_all(new, names, workers)
+        tensors += diff_tensors(specs, olds, news, [base[name] for name in names], workers)
     reached = Fingerprint(old.table, tuple(tensor.digest for tensor in tensors))
     changed = tuple(tensor for tensor in tensors if tensor.changed)
     return Patch(base.digest, reached.digest, ModelSize.of(old.table), changed)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from weightcast.errors import UsageError
 from weightcast.format.kernels import cpu
 from weightcast.format.spec import TensorSpec, TensorTable, elements_of
-from weightcast.format.tensors import Bits, Weights, bits_of
+from weightcast.format.tensors import Bits, InSpans, Weights, bits_of
 from weightcast.format.workers import ONE, Workers
 
 MODULUS = 1 << 64
@@ -79,15 +79,6 @@ class Fingerprint:
         for name, digest in changed.items():
             digests[self.table.ordinal(name)] = digest
         return Fingerprint(self.table, tuple(digests))
-
-
-@runtime_checkable
-class InSpans(Protocol):
-    """Weights that can be read in pieces: reading a file whole spends most of its time on fresh memory."""
-
-    def read_span(self, name: str, first: int, out: Bits) -> None:
-        """Fill ``out`` with a tensor's bits from element ``first`` on."""
-        ...
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from weightcast.errors import BaseError, ResultError, UsageError
 from weightcast.format.digest import MODULUS, Fingerprint, tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.spec import TensorSpec, TensorTable
+from weightcast.format.tasks import Found
 from weightcast.format.tensors import Bits, Target, refuse_other_bits
 
 Indices = npt.NDArray[np.int64]
@@ -27,6 +28,8 @@ class TensorPatch:
     old: Bits | None
     digest: int
     """Of the whole tensor after the overwrites."""
+    _gain: int | None = field(default=None, init=False)
+    """What the overwrites add to the tensor's digest, if they came with it; a copy by `replace` does not have it."""
 
     @property
     def changed(self) -> int:
@@ -34,6 +37,8 @@ class TensorPatch:
 
     def digest_change(self) -> int:
         """What the overwrites add to the tensor's digest."""
+        if self._gain is not None:
+            return self._gain
         if self.old is None:
             raise UsageError("the old bits are unknown", tensor=self.spec.name, hint="Decode the patch with `old`.")
         return int(cpu.digest_change(self.indices, self.old, self.new))
@@ -51,6 +56,13 @@ class TensorPatch:
             and np.array_equal(self.new, other.new)
             and (self.old is None or other.old is None or np.array_equal(self.old, other.old))
         )
+
+
+def patch_of(spec: TensorSpec, found: Found, digest: int) -> TensorPatch:
+    """The changes that a compiled call found, with what it computed from their bits."""
+    patch = TensorPatch(spec, found.indices, found.now, found.was, digest)
+    object.__setattr__(patch, "_gain", found.gain)
+    return patch
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,11 @@ from weightcast.format.closing import Closing
 from weightcast.format.codec import CODECS, Coded, check_codec
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.json import parse_json
-from weightcast.format.kernels import cpu
 from weightcast.format.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
 from weightcast.format.safetensors import BytesSource, Container, Entry, Source, header_bytes, open_container
 from weightcast.format.spec import TensorSpec
 from weightcast.format.table import Row, pack_rows, unpack_rows
-from weightcast.format.tensors import Bits, Weights, refuse_other_bits
+from weightcast.format.tensors import Bits, Weights, read_all, refuse_other_bits
 from weightcast.format.workers import ONE, Workers
 
 FORMAT = 1
@@ -143,29 +142,23 @@ def encode(
     out = io.BytesIO()
     with PatchWriter(codec) as writer:
 
-        def one(tensor: TensorPatch) -> Coded:
+        def known(tensor: TensorPatch) -> Bits | Ranks | None:
             if old is None:
-                return writer.codec.encode(tensor, None, workers)
-            known = old.get(tensor.spec.name) if isinstance(old, Mapping) else base_bits(tensor, old)
-            return writer.codec.encode(tensor, known, workers)
+                return None
+            return old.get(tensor.spec.name) if isinstance(old, Mapping) else base_bits(tensor, old)
 
-        for coded in workers.stream(one, patch.tensors, lambda tensor: tensor.spec.elements):
-            writer.add(coded)
+        for tensors in workers.batches(patch.tensors, lambda tensor: tensor.spec.elements):
+            for coded in writer.codec.encode([(tensor, known(tensor)) for tensor in tensors], workers):
+                writer.add(coded)
         writer.finish(out, patch.base, patch.result, patch.model)
     return out.getvalue()
 
 
 def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
-    """The tensor in ``old``; `UsageError` if it does not have the old bits of the patch."""
+    """The tensor in ``old``; `UsageError` if there is none, or another one."""
     refuse_other_tensor(old.table, tensor.spec)
     bits = old.read(tensor.spec.name)
     refuse_other_bits(tensor.spec, bits)
-    if tensor.old is not None:
-        there = np.empty_like(tensor.old)
-        cpu.gather(bits, tensor.indices, 0, there)
-        if not np.array_equal(there, tensor.old):
-            hint = "It may have been updated in place. Pass the weights as they were before the change."
-            raise UsageError("`old` is not the base of this patch", tensor=tensor.spec.name, hint=hint)
     return bits
 
 
@@ -205,15 +198,19 @@ class PatchReader:
                 streams[stream] = data.view("<i4" if entry.dtype == "I32" else "<i8")
         return Coded(row, streams)
 
-    def decode(self, row: Row, old: Bits | None, workers: Workers = ONE) -> TensorPatch:
-        """One tensor's patch, checked against the ``old`` tensor's size and the table's count."""
-        if old is not None:
-            refuse_other_bits(row.spec, old)
-        with about(file=self._container.source.name, tensor=row.spec.name):
-            patch = CODECS[self.header.codec].decode(self.coded(row), old, workers)
-            if patch.changed != row.changed and not self._counts_all(row):
-                raise FormatError(f"the streams change {patch.changed} elements, the table says {row.changed}")
-        return patch
+    def decode(self, rows: Sequence[Row], olds: Sequence[Bits | None], workers: Workers = ONE) -> list[TensorPatch]:
+        """Some tensors' patches, checked against the old tensors' sizes and the table's counts."""
+        for row, old in zip(rows, olds, strict=True):
+            if old is not None:
+                refuse_other_bits(row.spec, old)
+        with about(file=self._container.source.name):
+            jobs = [(self.coded(row), old) for row, old in zip(rows, olds, strict=True)]
+            patches = CODECS[self.header.codec].decode(jobs, workers)
+            for row, patch in zip(rows, patches, strict=True):
+                if patch.changed != row.changed and not self._counts_all(row):
+                    text = f"the streams change {patch.changed} elements, the table says {row.changed}"
+                    raise FormatError(text, tensor=row.spec.name)
+        return patches
 
     def _counts_all(self, row: Row) -> bool:
         """Whether a tensor is there whole and counts as changed whole, since its writer did not know the old bits."""
@@ -339,11 +336,10 @@ def decode_tensors(
     reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
 ) -> Iterator[TensorPatch]:
     """Decode some tensors in order, a few at a time."""
-
-    def one(row: Row) -> TensorPatch:
-        if old is None or reader.header.base is None:
-            return reader.decode(row, None, workers)
-        refuse_other_tensor(old.table, row.spec)
-        return reader.decode(row, old.read(row.spec.name), workers)
-
-    return workers.stream(one, rows, lambda row: row.spec.elements)
+    for batch in workers.batches(rows, lambda row: row.spec.elements):
+        olds: Sequence[Bits | None] = [None] * len(batch)
+        if old is not None and reader.header.base is not None:
+            for row in batch:
+                refuse_other_tensor(old.table, row.spec)
+            olds = read_all(old, [row.spec.name for row in batch], workers)
+        yield from reader.decode(batch, olds, workers)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, cast, get_args
 
 from weightcast.errors import UsageError
-from weightcast.format.codec.ranks import Ranks, rank
-from weightcast.format.diff import diff_tensor, refuse_other_table
+from weightcast.format.codec.ranks import Ranks, rank_tensors
+from weightcast.format.diff import diff_tensors, refuse_other_table
 from weightcast.format.digest import MODULUS, Fingerprint
 from weightcast.format.patch import Indices, ModelSize, Patch, TensorPatch
 from weightcast.format.spec import TensorSpec, elements_of
-from weightcast.format.tensors import Bits, Copies, Weights
+from weightcast.format.tasks import Listed
+from weightcast.format.tensors import Bits, Copies, Weights, read_all
 from weightcast.format.workers import Workers
 
 Detect = Literal["transient", "device", "host"]
@@ -57,10 +58,15 @@ class Change:
     ranks: Ranks | None = None
     """For `banded`, if it is used."""
 
-    def ranked(self, old: Bits, workers: Workers) -> Change:
-        """The change with its ranks in the tensor ``old`` that it changes."""
-        assert self.was is not None
-        return replace(self, ranks=rank(self.spec, self.indices, self.was, self.now, old, workers))
+
+def ranked(changes: Sequence[Change], olds: Sequence[Bits], workers: Workers) -> list[Change]:
+    """The changes with their ranks in the old tensors that they change."""
+    listed: list[Listed] = []
+    for change in changes:
+        assert change.was is not None
+        listed.append((change.indices, change.was, change.now))
+    found = rank_tensors([change.spec for change in changes], listed, olds, workers)
+    return [replace(change, ranks=ranks) for change, ranks in zip(changes, found, strict=True)]
 
 
 class Scan(Protocol):
@@ -113,11 +119,11 @@ def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
 def compare(old: Weights, new: Weights, ranked: bool, workers: Workers) -> Scan:
     """The changes from ``old`` to ``new``, as a scan. Nothing is copied: keep ``old`` as it is until `resolve`."""
     refuse_other_table(old.table, new.table)
-
-    def one(spec: TensorSpec) -> TensorPatch:
-        return diff_tensor(spec, old.read(spec.name), new.read(spec.name), 0, workers)
-
-    found = [tensor for tensor in workers.stream(one, old.table, elements_of) if tensor.changed]
+    found: list[TensorPatch] = []
+    for specs in workers.batches(old.table, elements_of):
+        names = [spec.name for spec in specs]
+        olds, news = read_all(old, names, workers), read_all(new, names, workers)
+        found += [tensor for tensor in diff_tensors(specs, olds, news, [0] * len(specs), workers) if tensor.changed]
     return _Compared(found, old if ranked else None, workers)
 
 
@@ -134,15 +140,18 @@ class Shadowed:
         """Find what changed; ``weights`` replace the detector's own for this scan."""
         source, base = self.weights if weights is None else weights, self.shadow
         refuse_other_table(base.table, source.table)
-
-        def one(spec: TensorSpec) -> tuple[TensorPatch, Bits] | None:
-            now = source.read(spec.name).copy()  # read once: training may continue during the scan
-            found = diff_tensor(spec, base.read(spec.name), now, 0, self._workers)
-            return (found, now) if found.changed else None
-
-        found = [pair for pair in self._workers.stream(one, base.table, elements_of) if pair is not None]
-        self.shadow = base.with_tensors({tensor.spec.name: now for tensor, now in found})
-        return _Compared([tensor for tensor, _ in found], base if self._ranked else None, self._workers)
+        found: list[TensorPatch] = []
+        changed: dict[str, Bits] = {}
+        for specs in self._workers.batches(base.table, elements_of):
+            # Read once: training may continue during the scan.
+            nows = self._workers.map(lambda spec: source.read(spec.name).copy(), specs)
+            olds = [base.read(spec.name) for spec in specs]
+            for tensor, now in zip(diff_tensors(specs, olds, nows, [0] * len(specs), self._workers), nows, strict=True):
+                if tensor.changed:
+                    found.append(tensor)
+                    changed[tensor.spec.name] = now
+        self.shadow = base.with_tensors(changed)
+        return _Compared(found, base if self._ranked else None, self._workers)
 
     def close(self) -> None:
         """Nothing to release but memory."""
@@ -157,9 +166,10 @@ class _Compared:
     workers: Workers
 
     def changes(self) -> Iterator[Change]:
-        for tensor in self.found:
-            change = Change(tensor.spec, tensor.indices, tensor.old, tensor.new, tensor.digest)
+        for tensors in self.workers.batches(self.found, lambda tensor: tensor.spec.elements):
+            changes = [Change(one.spec, one.indices, one.old, one.new, one.digest) for one in tensors]
             if self.base is not None:
-                change = change.ranked(self.base.read(tensor.spec.name), self.workers)
-            yield change
+                olds = read_all(self.base, [change.spec.name for change in changes], self.workers)
+                changes = ranked(changes, olds, self.workers)
+            yield from changes
         self.found, self.base = [], None

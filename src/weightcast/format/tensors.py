@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from weightcast.errors import UsageError, about
 from weightcast.format.kernels import cpu
 from weightcast.format.spec import TensorSpec, TensorTable, dtype_named
+from weightcast.format.workers import Workers
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,22 @@ class Target(Weights, Protocol):
     def write(self, name: str, bits: Bits) -> None:
         """Replace all of a tensor's bits."""
         ...
+
+
+@runtime_checkable
+class InSpans(Protocol):
+    """Weights that can be read in pieces: reading a file whole spends most of its time on fresh memory."""
+
+    def read_span(self, name: str, first: int, out: Bits) -> None:
+        """Fill ``out`` with a tensor's bits from element ``first`` on."""
+        ...
+
+
+def read_all(weights: Weights, names: Sequence[str], workers: Workers) -> list[Bits]:
+    """Some tensors' bits; unless they are in memory already, several threads read them."""
+    if isinstance(weights, Target):
+        return [weights.read(name) for name in names]
+    return workers.map(weights.read, names)
 
 
 DTYPE_NAMES = {

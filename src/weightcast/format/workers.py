@@ -14,6 +14,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _WORTH_A_THREAD = 1 << 17
+_BUSY = 1 << 24
+"""Elements for each thread, so that none waits long for the last one."""
 
 
 class Workers(Closing):
@@ -76,6 +78,19 @@ class Workers(Closing):
                 yield ahead.popleft().result()
         finally:
             wait([future for future in ahead if not future.cancel()])
+
+    def batches(self, items: Iterable[T], elements: Callable[[T], int]) -> Iterator[list[T]]:
+        """Consecutive items, as many as keep all threads busy, so that memory stays bounded."""
+        batch: list[T] = []
+        size = 0
+        for item in items:
+            batch.append(item)
+            size += elements(item)
+            if size >= self.threads * _BUSY:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
 
     def close(self) -> None:
         if self._pool is not None:

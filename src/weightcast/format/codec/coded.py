@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
+from weightcast.errors import UsageError
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.patch import TensorPatch
 from weightcast.format.table import Row
@@ -23,13 +24,19 @@ class Coded:
     streams: Mapping[str, npt.NDArray[Any]]
 
 
+def other_base(tensor: str) -> UsageError:
+    """What is raised if the weights that were given as the base of a patch are others."""
+    hint = "It may have been updated in place. Pass the weights as they were before the change."
+    return UsageError("`old` is not the base of this patch", tensor=tensor, hint=hint)
+
+
 @dataclass(frozen=True)
 class Codec:
-    """A pair of pure functions.
+    """A pair of pure functions on any number of tensors.
 
-    ``old`` is the whole old tensor, None if the caller does not hold it; a writer may have its ranks instead.
+    With each goes the whole old tensor, or None if the caller does not hold it; a writer may have its ranks instead.
     """
 
     name: str
-    encode: Callable[[TensorPatch, Bits | Ranks | None, Workers], Coded]
-    decode: Callable[[Coded, Bits | None, Workers], TensorPatch]
+    encode: Callable[[Sequence[tuple[TensorPatch, Bits | Ranks | None]], Workers], list[Coded]]
+    decode: Callable[[Sequence[tuple[Coded, Bits | None]], Workers], list[TensorPatch]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from weightcast.errors import FormatError, UsageError
-from weightcast.format.codec.coded import Coded
+from weightcast.format.codec.coded import Coded, other_base
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import TensorPatch
@@ -14,7 +16,7 @@ from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
 
-def encode(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Coded:
+def encode_tensor(patch: TensorPatch, old: Bits | Ranks | None) -> Coded:
     """Indices and values; the whole tensor if that is smaller and known."""
     spec = patch.spec
     index = np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
@@ -29,7 +31,7 @@ def encode(patch: TensorPatch, old: Bits | Ranks | None, workers: Workers) -> Co
     return Coded(Row(spec, patch.changed, patch.digest), streams)
 
 
-def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
+def decode_tensor(coded: Coded, old: Bits | None) -> TensorPatch:
     """Check the indices and take the values as they are."""
     spec, values = coded.row.spec, coded.streams["values"]
     if "indices" in coded.streams:
@@ -52,3 +54,22 @@ def decode(coded: Coded, old: Bits | None, workers: Workers) -> TensorPatch:
         n = cpu.changes(old, values, 0, indices, was, now)
         indices, was, values = indices[:n].copy(), was[:n].copy(), now[:n].copy()
     return TensorPatch(spec, indices, values, was, coded.row.digest)
+
+
+def encode(jobs: Sequence[tuple[TensorPatch, Bits | Ranks | None]], workers: Workers) -> list[Coded]:
+    """`UsageError` if an old tensor is not the one that its patch changes."""
+
+    def one(job: tuple[TensorPatch, Bits | Ranks | None]) -> Coded:
+        patch, old = job
+        if patch.old is not None and old is not None and not isinstance(old, Ranks):
+            there = np.empty_like(patch.old)
+            cpu.gather(old, patch.indices, 0, there)
+            if not np.array_equal(there, patch.old):
+                raise other_base(patch.spec.name)
+        return encode_tensor(patch, old)
+
+    return workers.map(one, jobs)
+
+
+def decode(jobs: Sequence[tuple[Coded, Bits | None]], workers: Workers) -> list[TensorPatch]:
+    return workers.map(lambda job: decode_tensor(*job), jobs)

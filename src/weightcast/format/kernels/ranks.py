@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from weightcast.format.kernels.bands import BLOCK, by_band, choose_bands, key_of, members_of, step_of
+from weightcast.format.kernels.bands import BLOCK, MAX_BANDS, by_band, choose_bands, key_of, members_of, step_of
 from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.lanes import LANES, popcount
+from weightcast.format.kernels.memory import TURN, bytes_at, keys_at, ranks_at, take
+from weightcast.format.kernels.tasks import load_changes, traits_of
 
 _U1 = np.uint64(1)
 
@@ -41,7 +43,7 @@ def _rank_band(keys, low, high, changed, mine, ranks):
 
 
 @kernel
-def _rank_block(keys, places, old, new, dtype, cost, ranks, uppers, sizes):
+def rank_block(keys, places, old, new, dtype, cost, ranks, uppers, sizes):
     """Split one block into bands and rank its changes; returns the number of bands."""
     members, changed_keys, far_keys = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64)
     change_keys, order = np.empty(places.size, np.int64), np.empty(places.size, np.int64)
@@ -63,21 +65,28 @@ def _rank_block(keys, places, old, new, dtype, cost, ranks, uppers, sizes):
 
 
 @kernel
-def rank_span(keys, indices, old, new, first, dtype, cost, ranks, bands, uppers, sizes):
-    """Rank the changes in consecutive blocks whose elements have ``keys``, the first at flat index ``first``.
+def rank_tasks(counters, tensors, tasks, cost):
+    """Rank the changes in the blocks of tasks against the old elements, until there are none left.
 
-    For each block it fills in the number of ``bands``, the highest key of each and, if a band has changes, its size.
+    For each block it fills in the number of bands, the highest key of each and, if a band has changes, its size.
     """
-    i = 0
-    for block in range(bands.size):
-        low = block * BLOCK
-        high = min(low + BLOCK, keys.size)
-        j = i
-        while j < indices.size and indices[j] < first + high:
-            j += 1
-        if j > i:
-            places = indices[i:j] - (first + low)
-            bands[block] = _rank_block(
-                keys[low:high], places, old[i:j], new[i:j], dtype, cost, ranks[i:j], uppers[block], sizes[block]
-            )
-        i = j
+    keys = np.empty(BLOCK + LANES, np.uint8)
+    all_places, all_was, all_now = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    uppers, sizes = np.empty(MAX_BANDS, np.int64), np.empty(MAX_BANDS, np.int32)
+    while True:
+        i = take(counters, TURN, 1)
+        if i >= tasks.size:
+            return
+        task = tasks[i]
+        tensor = tensors[task.tensor]
+        low, n = load_changes(tensor, task, all_places, all_was, all_now)
+        if n == 0:
+            continue
+        mine, block, dtype = keys[: task.elements], task.first // BLOCK, traits_of(tensor)
+        keys_at(tensor.old + np.uint64(task.first * tensor.word), tensor.word, task.elements, dtype, mine)
+        ranks = ranks_at(tensor.ranks + np.uint64(4 * low), n)
+        uppers[:], sizes[:] = 0, 0  # those of bands without changes are not filled in
+        bands = rank_block(mine, all_places[:n], all_was[:n], all_now[:n], dtype, cost, ranks, uppers, sizes)
+        bytes_at(tensor.bands + np.uint64(block), 1)[0] = bands
+        bytes_at(tensor.uppers + np.uint64(MAX_BANDS * block), MAX_BANDS)[:] = uppers
+        ranks_at(tensor.sizes + np.uint64(4 * MAX_BANDS * block), MAX_BANDS)[:] = sizes

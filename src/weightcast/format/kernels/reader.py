@@ -17,12 +17,14 @@ from weightcast.format.kernels.bands import (
     rice_of,
     unordered,
 )
-from weightcast.format.kernels.bitio import get, get_rice, get_wide
+from weightcast.format.kernels.bitio import SLACK, get, get_rice, get_wide
 from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.lanes import LANES, deposit, load_word, popcount, range_mask, trailing_zeros
+from weightcast.format.kernels.memory import TURN, bytes_at, changes_at, gather_at, keys_at, take
+from weightcast.format.kernels.tasks import RAW, give_up, keep_changes, traits_of
 
 # What is wrong with a block; `weightcast.format.codec.blocks` has the messages.
-ENDED, BANDS, PARAMETER, RANK, DISTANCE, TRAILING, EMPTY = -1, -2, -3, -4, -5, -6, -7
+ENDED, BANDS, PARAMETER, RANK, DISTANCE, TRAILING, EMPTY, RAW_SIZE = -1, -2, -3, -4, -5, -6, -7, -9
 
 _U0, _U1 = np.uint64(0), np.uint64(1)
 
@@ -93,49 +95,26 @@ def _read_header(data, at, end, uppers, parameter, inverted):
 
 
 @kernel
-def decode_places(data, offsets, keys, first, places, counts, resume):
-    """First half of decoding consecutive blocks: the changed flat indices.
-
-    ``data`` holds the blocks, block k from byte ``offsets[k]`` to ``offsets[k + 1]``; an empty one changes nothing.
-    Fills ``places`` and, for each block, ``counts`` and the bit at which the steps ``resume``. Returns the number of
-    places, or an error.
-    """
+def _read_places(data, at, end, bands, uppers, parameter, inverted, keys, ranks, changed, places):
+    """The places that changed in a block, in order; returns their number and the next bit, or an error."""
+    changed[:] = 0
+    key = 0
+    for b in range(bands):
+        if parameter[2 * b] != NOTHING:
+            total = band_size(keys, key, uppers[b]) if bands > 1 else keys.size
+            at = _read_ranks(data, at, end, parameter[2 * b], total, ranks)
+            if at < 0:
+                return at, at
+            _mark(keys, key, uppers[b], ranks, inverted[2 * b], changed)
+        key = uppers[b] + 1
     used = 0
-    uppers, parameter = np.empty(MAX_BANDS, np.int64), np.empty(2 * MAX_BANDS, np.int64)
-    inverted = np.zeros(2 * MAX_BANDS, np.bool_)
-    ranks = np.zeros(BLOCK // 8 + 16, np.uint8)
-    for block in range(counts.size):
-        low = block * BLOCK
-        mine = keys[low : min(low + BLOCK, keys.size)]
-        at, end = 8 * offsets[block], 8 * offsets[block + 1]
-        counts[block] = 0
-        if at == end:
-            continue
-        bands, at = _read_header(data, at, end, uppers, parameter, inverted)
-        if bands < 0:
-            return bands
-        changed = np.zeros((mine.size + LANES - 1) // LANES, np.uint64)
-        key = 0
-        for b in range(bands):
-            if parameter[2 * b] != NOTHING:
-                total = band_size(mine, key, uppers[b]) if bands > 1 else mine.size
-                at = _read_ranks(data, at, end, parameter[2 * b], total, ranks)
-                if at < 0:
-                    return at
-                _mark(mine, key, uppers[b], ranks, inverted[2 * b], changed)
-            key = uppers[b] + 1
-        before = used
-        for word in range(changed.size):
-            mask = changed[word]
-            while mask:
-                places[used] = first + low + word * LANES + np.int64(trailing_zeros(mask))
-                used += 1
-                mask &= mask - _U1
-        if used == before:
-            return np.int64(EMPTY)
-        counts[block] = used - before
-        resume[block] = at
-    return used
+    for word in range(changed.size):
+        mask = changed[word]
+        while mask:
+            places[used] = word * LANES + np.int64(trailing_zeros(mask))
+            used += 1
+            mask &= mask - _U1
+    return (used if used else np.int64(EMPTY)), at
 
 
 @kernel
@@ -174,42 +153,94 @@ def _read_far(data, at, end, exponent, order, start, bands, parameter, inverted,
 
 
 @kernel
-def decode_steps(data, offsets, keys, first, places, counts, resume, old, dtype, new):
-    """Second half of decoding: the new bits at ``places`` from the old ones. Returns 0 or an error."""
+def _read_steps(data, at, end, bands, uppers, parameter, inverted, keys, ranks, places, old, dtype, new):
+    """The new bits at ``places`` from the old ones; returns 0 or an error."""
     width, magnitude, shift, bias, signed_magnitude = dtype
     mask = (_U1 << np.uint64(width - 1)) | ((_U1 << np.uint64(width - 1)) - _U1)
-    uppers, parameter = np.empty(MAX_BANDS, np.int64), np.empty(2 * MAX_BANDS, np.int64)
-    inverted = np.zeros(2 * MAX_BANDS, np.bool_)
-    ranks = np.zeros(BLOCK // 8 + 16, np.uint8)
-    used = 0
-    for block in range(counts.size):
-        n, end = counts[block], 8 * offsets[block + 1]
-        if offsets[block] == offsets[block + 1]:
-            continue
-        bands, _ = _read_header(data, 8 * offsets[block], end, uppers, parameter, inverted)
-        mine = slice(used, used + n)
-        before, after = old[mine], new[mine]
-        band_key, exponent = np.empty(n, np.uint8), np.empty(n, np.int64)
-        for i in range(n):
-            band_key[i] = keys[places[used + i] - first]
-            exponent[i] = key_of(before[i], magnitude, shift, bias)
-        order = np.empty(n, np.int64)
-        start = by_band(band_key, uppers, bands, order)
-        distance = np.ones(n, np.uint64)
-        ups = resume[block]
-        if ups + n > end:
-            return np.int64(ENDED)
-        at = _read_far(data, ups + n, end, exponent, order, start, bands, parameter, inverted, width, ranks, distance)
-        if at < 0:
-            return at
-        if at + 7 < end or at > end or get_wide(data, at, end - at) != _U0:
-            return np.int64(TRAILING)
-        for i in range(0, n, 32):
-            up = get(data, ups + i, 32)
-            for j in range(i, min(i + 32, n)):
-                was = ordered(before[j], width, signed_magnitude)
-                now = was + distance[j] if up & _U1 else was - distance[j]
-                after[j] = unordered(now & mask, width, signed_magnitude)
-                up >>= _U1
-        used += n
+    n = places.size
+    band_key, exponent = np.empty(n, np.uint8), np.empty(n, np.int64)
+    for i in range(n):
+        band_key[i] = keys[places[i]]
+        exponent[i] = key_of(old[i], magnitude, shift, bias)
+    order, distance = np.empty(n, np.int64), np.ones(n, np.uint64)
+    start = by_band(band_key, uppers, bands, order)
+    ups = at
+    if ups + n > end:
+        return np.int64(ENDED)
+    at = _read_far(data, ups + n, end, exponent, order, start, bands, parameter, inverted, width, ranks, distance)
+    if at < 0:
+        return at
+    if at + 7 < end or at > end or get_wide(data, at, end - at) != _U0:
+        return np.int64(TRAILING)
+    for i in range(0, n, 32):
+        up = get(data, ups + i, 32)
+        for j in range(i, min(i + 32, n)):
+            was = ordered(old[j], width, signed_magnitude)
+            now = was + distance[j] if up & _U1 else was - distance[j]
+            new[j] = unordered(now & mask, width, signed_magnitude)
+            up >>= _U1
     return np.int64(0)
+
+
+@kernel
+def _decode_raw(tensor, task, room, places, was, now):
+    """The changes of a block that holds its elements as they are; returns how many, or an error."""
+    size = task.elements * tensor.word
+    if task.end - task.begin != 1 + size:
+        return np.int64(RAW_SIZE)
+    room[:size] = bytes_at(tensor.stream + np.uint64(task.begin + 1), size)  # aligned, as elements must be
+    old = tensor.old + np.uint64(task.first * tensor.word)
+    n = changes_at(old, np.uint64(room.ctypes.data), tensor.word, task.elements, places, was, now)
+    return n if n else np.int64(EMPTY)
+
+
+@kernel
+def _block_bytes(tensor, task):
+    """A block's bytes with `SLACK` after them: in place, unless the stream ends too soon."""
+    size = task.end - task.begin
+    here = bytes_at(tensor.stream + np.uint64(task.begin), size)
+    if task.end + SLACK <= tensor.nbytes:
+        return bytes_at(tensor.stream + np.uint64(task.begin), size + SLACK)
+    padded = np.zeros(size + SLACK, np.uint8)
+    padded[:size] = here
+    return padded
+
+
+@kernel
+def decode_tasks(counters, tensors, tasks, all_indices, all_was, all_now):
+    """Decode the blocks of tasks until there are none left, or one has an error."""
+    places, was, now = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    all_keys, no_keys = np.empty(BLOCK + LANES, np.uint8), np.zeros(BLOCK + LANES, np.uint8)
+    ranks, all_changed = np.zeros(BLOCK // 8 + 16, np.uint8), np.empty(BLOCK // LANES, np.uint64)
+    uppers, parameter = np.empty(MAX_BANDS, np.int64), np.empty(2 * MAX_BANDS, np.int64)
+    inverted, room = np.zeros(2 * MAX_BANDS, np.bool_), np.empty(8 * BLOCK, np.uint8)
+    while True:
+        i = take(counters, TURN, 1)
+        if i >= tasks.size:
+            return
+        task = tasks[i]
+        tensor = tensors[task.tensor]
+        data, end = _block_bytes(tensor, task), 8 * (task.end - task.begin)
+        if data[0] == RAW:
+            n = _decode_raw(tensor, task, room, places, was, now)
+        else:
+            dtype, old = traits_of(tensor), tensor.old + np.uint64(task.first * tensor.word)
+            n, at = _read_header(data, 0, end, uppers, parameter, inverted)
+            if n > 0:
+                bands, keys = n, no_keys[: task.elements]
+                if bands > 1:
+                    keys = all_keys[: task.elements]
+                    keys_at(old, tensor.word, task.elements, dtype, keys)
+                changed = all_changed[: (task.elements + LANES - 1) // LANES]
+                n, at = _read_places(data, at, end, bands, uppers, parameter, inverted, keys, ranks, changed, places)
+            if n > 0:
+                gather_at(old, tensor.word, task.elements, places[:n], was)
+                wrong = _read_steps(
+                    data, at, end, bands, uppers, parameter, inverted, keys, ranks, places[:n], was[:n], dtype, now[:n]
+                )
+                n = wrong if wrong else n
+        if n < 0:
+            task.count = n
+        if n < 0 or not keep_changes(counters, task, places[:n], was[:n], now[:n], all_indices, all_was, all_now):
+            give_up(counters, tasks)
+            return

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from weightcast.format.kernels import cpu, places, ranks, reader, writer
-from weightcast.format.kernels.bands import MAX_BANDS, Traits
+from weightcast.format.kernels.bands import Traits
 from weightcast.format.kernels.compile import expecting_compilation
+from weightcast.format.kernels.tasks import TASK, TENSOR, diff_tasks, place_bytes, place_changes
 
 WIDTHS = (8, 16, 32, 64)
 _LOOP = np.array([[1, 1, 1]], np.int64)
@@ -35,15 +36,16 @@ def _warm_width(word: np.dtype) -> None:
 
 
 def _warm_codec() -> None:
-    keys = np.zeros(128, np.uint8)[:65]
-    indices, old, new = np.arange(65), np.zeros(65, np.uint64), np.ones(65, np.uint64)
-    out, lengths = np.empty(8192, np.uint8), np.empty(1, np.int64)
-    found, bands = np.empty(65, np.int32), np.zeros(1, np.uint8)
-    uppers, sizes = np.zeros((1, MAX_BANDS), np.uint8), np.zeros((1, MAX_BANDS), np.int32)
-    ranks.rank_span(keys, indices, old, new, 0, _BF16, np.zeros(256, np.int64), found, bands, uppers, sizes)
-    writer.encode_span(65, indices, found, old, new, 0, bands, uppers, sizes, _BF16, 2, False, out, lengths)
-    offsets, counts, resume = np.array([0, lengths[0]]), np.empty(1, np.int64), np.empty(1, np.int64)
-    reader.decode_places(out, offsets, keys, 0, indices, counts, resume)
-    reader.decode_steps(out, offsets, keys, 0, indices, counts, resume, old, _BF16, new)
+    counters, tensors, tasks = np.zeros(2, np.int64), np.zeros(0, TENSOR), np.zeros(0, TASK)
+    rooms, cost, room = (
+        (np.empty(0, np.int64), *np.empty((2, 0), np.uint64)),
+        np.zeros(1, np.int64),
+        np.empty(0, np.uint8),
+    )
+    for kernel in (diff_tasks, place_changes, reader.decode_tasks):
+        kernel(counters, tensors, tasks, *rooms)
+    ranks.rank_tasks(counters, tensors, tasks, cost)
+    writer.encode_tasks(counters, tensors, tasks, cost, room)
+    place_bytes(counters, tensors, tasks, room)
     cpu.narrow(np.zeros(1, np.uint32), 7, 8, np.empty(1, np.uint16))
     places.translate(np.arange(1), 0, 0, _LOOP, np.empty(1, np.int64), np.empty(1, np.int64))

@@ -4,6 +4,7 @@ import numpy as np
 
 from weightcast.format.kernels.bands import (
     BLOCK,
+    MAX_BANDS,
     MAX_GAP_RICE,
     NOTHING,
     RANK_BITS,
@@ -15,9 +16,31 @@ from weightcast.format.kernels.bands import (
 )
 from weightcast.format.kernels.bitio import put, put_rice, rice_length
 from weightcast.format.kernels.compile import kernel
-from weightcast.format.kernels.lanes import leading_zeros
+from weightcast.format.kernels.lanes import LANES, leading_zeros
+from weightcast.format.kernels.memory import (
+    ROOM,
+    TURN,
+    bytes_at,
+    gather_at,
+    keys_at,
+    ranks_at,
+    scatter_at,
+    take,
+)
+from weightcast.format.kernels.ranks import rank_block
+from weightcast.format.kernels.tasks import OTHER_BASE, RAW, give_up, load_changes, traits_of
 
 _U0, _U1 = np.uint64(0), np.uint64(1)
+
+
+@kernel
+def block_room(elements, changes):
+    """Bytes that a block can take.
+
+    The gaps add up to at most the number of elements: under 4 bits per element. A change takes at most 88 bits for its
+    distance, and 4 for its direction and its place in the far set.
+    """
+    return elements // 2 + 12 * changes + 4096
 
 
 @kernel
@@ -211,31 +234,75 @@ def _encode_block(ranks, old, new, bands, uppers, sizes, dtype, out):
 
 
 @kernel
-def encode_span(
-    elements, indices, ranks, old, new, first, bands, uppers, sizes, dtype, raw_bytes, all_raw, out, lengths
-):
-    """Code consecutive blocks with ``elements`` in all; the first block starts at flat index ``first``.
+def _put_raw(tensor, task, places, now, whole, out):
+    """The block's new elements as they are; returns the bytes."""
+    size = task.elements * tensor.word
+    if tensor.old:  # else every element changes
+        whole[:size] = bytes_at(tensor.old + np.uint64(task.first * tensor.word), size)
+    scatter_at(np.uint64(whole.ctypes.data), tensor.word, task.elements, places, now)
+    out[0] = RAW
+    out[1 : 1 + size] = whole[:size]
+    return 1 + size
 
-    ``ranks``, ``bands``, ``uppers`` and ``sizes`` are those of `rank_span`. Fills ``lengths`` with bytes per block: 0
-    if nothing changed, -1 if a raw block is smaller. Returns the bytes written. Unless ``all_raw``, only blocks in
-    which every element changes can be raw.
-    """
-    used, i = 0, 0
-    for block in range(lengths.size):
-        low = block * BLOCK
-        high = min(low + BLOCK, elements)
-        j = i
-        while j < indices.size and indices[j] < first + high:
-            j += 1
-        lengths[block] = 0
-        if j > i:
-            highest = uppers[block].astype(np.int64)
-            b = np.int64(bands[block])
-            size = _encode_block(ranks[i:j], old[i:j], new[i:j], b, highest, sizes[block], dtype, out[used:])
-            if size > 1 + (high - low) * raw_bytes and (all_raw or j - i == high - low):
-                lengths[block] = -1
-            else:
-                lengths[block] = size
-                used += size
-        i = j
-    return used
+
+@kernel
+def _bands_of(tensor, task, low, places, was, now, dtype, cost, keys, ranks, uppers, sizes):
+    """Ranks of a block's changes, and its bands: one, those found before, or those of the old elements."""
+    n = places.size
+    block = task.first // BLOCK
+    if not tensor.banded:
+        ranks[:n] = places
+        uppers[0], sizes[0] = 255, task.elements
+        return 1
+    if tensor.ranks:
+        ranks[:n] = ranks_at(tensor.ranks + np.uint64(4 * low), n)
+        uppers[:] = bytes_at(tensor.uppers + np.uint64(MAX_BANDS * block), MAX_BANDS)
+        sizes[:] = ranks_at(tensor.sizes + np.uint64(4 * MAX_BANDS * block), MAX_BANDS)
+        return np.int64(bytes_at(tensor.bands + np.uint64(block), 1)[0])
+    keys_at(tensor.old + np.uint64(task.first * tensor.word), tensor.word, task.elements, dtype, keys)
+    sizes[:] = 0  # those of bands without changes are not filled in
+    return rank_block(keys, places, was, now, dtype, cost, ranks[:n], uppers, sizes)
+
+
+@kernel
+def _is_base(tensor, task, places, was, there):
+    """Whether the old elements are those that the patch changes."""
+    gather_at(tensor.old + np.uint64(task.first * tensor.word), tensor.word, task.elements, places, there)
+    same = True
+    for i in range(places.size):
+        same &= there[i] == was[i]
+    return same
+
+
+@kernel
+def encode_tasks(counters, tensors, tasks, cost, room):
+    """Encode the blocks of tasks until there are none left, or one has another base: bytes go to the common room."""
+    keys, whole = np.empty(BLOCK + LANES, np.uint8), np.empty(8 * BLOCK, np.uint8)
+    all_places, all_was, all_now = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    ranks, uppers, sizes = np.empty(BLOCK, np.int32), np.empty(MAX_BANDS, np.int64), np.empty(MAX_BANDS, np.int32)
+    there, out = np.empty(BLOCK, np.uint64), np.empty(0, np.uint8)
+    while True:
+        i = take(counters, TURN, 1)
+        if i >= tasks.size:
+            return
+        task = tasks[i]
+        tensor = tensors[task.tensor]
+        low, n = load_changes(tensor, task, all_places, all_was, all_now)
+        task.count = 0
+        if n == 0:
+            continue
+        places, was, now = all_places[:n], all_was[:n], all_now[:n]
+        if tensor.old and not _is_base(tensor, task, places, was, there):
+            task.count = OTHER_BASE
+            give_up(counters, tasks)
+            return
+        dtype = traits_of(tensor)
+        bands = _bands_of(tensor, task, low, places, was, now, dtype, cost, keys[: task.elements], ranks, uppers, sizes)
+        if out.size < block_room(task.elements, n):
+            out = np.empty(block_room(task.elements, n), np.uint8)
+        size = _encode_block(ranks[:n], was, now, bands, uppers, sizes, dtype, out)
+        if size > 1 + task.elements * tensor.word and (tensor.old or n == task.elements):
+            size = _put_raw(tensor, task, places, now, whole, out)
+        start = take(counters, ROOM, np.int64(size))
+        room[start : start + size] = out[:size]
+        task.count, task.start = size, start

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from weightcast.format.codec.ranks import band_cost, traits
+from weightcast.format.codec.ranks import band_cost
 from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
+from weightcast.format.tasks import traits
 from weightcast.torch.batch import Batch, Copied
 from weightcast.torch.kernels import triton as kernels
 from weightcast.torch.kernels.device import DeviceFlips, DeviceKernels, DeviceRanks

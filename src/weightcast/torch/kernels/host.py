@@ -14,14 +14,16 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 import torch
 
-from weightcast.format.codec.ranks import SPAN
 from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import Indices
-from weightcast.format.scan import Change
+from weightcast.format.scan import Change, ranked
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import Batch, Copied, Kernels, Ledger, log_edits, replacement, unsigned, without_undone
+
+SPAN = 1 << 20
+"""Elements of a task."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +69,7 @@ class HostDelivered:
             if self._ledger is not None:
                 self._check(self._ledger, tensors)
             if self._ranked:
-                work = self._workers.stream(lambda i: self._rank(i, tensors[i]), range(len(tensors)), self._size)
-                self._found = list(work)
+                self._found = self._rank(tensors)
             if self._is_shadow:
                 for bits, one in zip(tensors, self._found, strict=True):
                     cpu.scatter(bits, one.indices, one.now)
@@ -90,9 +91,11 @@ class HostDelivered:
     def _size(self, i: int) -> int:
         return self._found[i].spec.elements
 
-    def _rank(self, i: int, bits: Bits) -> Change:
-        one = self._found[i]
-        return one.ranked(bits, self._workers) if one.indices.size else one
+    def _rank(self, tensors: list[Bits]) -> list[Change]:
+        changed = [i for i, one in enumerate(self._found) if one.indices.size]
+        found = ranked([self._found[i] for i in changed], [tensors[i] for i in changed], self._workers)
+        by_tensor = dict(zip(changed, found, strict=True))
+        return [by_tensor.get(i, one) for i, one in enumerate(self._found)]
 
 
 class HostKernels(Kernels[Flips]):

@@ -6,9 +6,10 @@ from itertools import accumulate
 
 import torch
 
-from weightcast.format.codec.ranks import band_cost, traits
+from weightcast.format.codec.ranks import band_cost
 from weightcast.format.kernels.bands import BAND_COST, BLOCK, MAX_BANDS
 from weightcast.format.spec import Dtype
+from weightcast.format.tasks import traits
 from weightcast.torch.batch import WORDS, Batch, Copied
 from weightcast.torch.kernels.device import DeviceFlips, DeviceKernels, DeviceRanks
 
