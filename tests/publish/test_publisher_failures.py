@@ -6,6 +6,7 @@ import threading
 import time
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,10 +153,11 @@ def test_failed_upload_is_sent_while_publishing_continues(store: Store) -> None:
 class Unreadable(np.ndarray):
     """Bits that no other thread than a test's own can read: whatever works on them in the background fails."""
 
-    def __getitem__(self, at: object) -> object:
+    @property
+    def ctypes(self) -> Any:
         if threading.current_thread() is not threading.main_thread():
             raise MemoryError
-        return super().__getitem__(at)
+        return super().ctypes
 
 
 class UnreadableModel:

@@ -49,7 +49,7 @@ def test_argument_that_is_not_weights_is_refused_with_the_remedy(weights: Any) -
     assert list(store.list("")) == []
 
 
-def model(seed: int, tensors: int = 64, elements: int = 1 << 15) -> wc.Arrays:
+def model(seed: int, tensors: int = 64, elements: int = 1 << 18) -> wc.Arrays:
     rng = np.random.default_rng(seed)
     return wc.Arrays({f"layer.{i:02}": rng.standard_normal(elements).astype(np.float32) for i in range(tensors)})
 

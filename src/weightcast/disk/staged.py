@@ -18,6 +18,9 @@ from weightcast.format.table import Row
 from weightcast.format.tensors import Bits, Target, Weights
 from weightcast.format.workers import ONE, Workers
 
+IN_MEMORY = 1 << 28
+"""Bytes of a staged patch up to which it is collected in memory."""
+
 
 def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
     """Digest all tensors and report the progress."""
@@ -57,9 +60,10 @@ def stage(
     """
     header = reader.header
     start = start_of_patch(fingerprint, header.base, {row.spec.name for row in reader.rows})
-    # Coded streams are spooled before they are written.
-    require_space(out.parent, 2 * sum(_plain_bytes(row) for row in reader.rows))
-    with PatchWriter("plain", out.parent) as writer, replacing(out) as file:
+    size = sum(_plain_bytes(row) for row in reader.rows)
+    spool = out.parent if size > IN_MEMORY else None  # coded streams are collected before they are written
+    require_space(out.parent, size if spool is None else 2 * size)
+    with PatchWriter("plain", spool) as writer, replacing(out) as file:
         for tensor in decode_verified(reader, weights, start, workers, report):
             if not tensor.changed:  # sent whole by a writer that did not know the old bits
                 continue
@@ -125,5 +129,5 @@ def overlay_tensor(staged: PatchReader, row: Row, bits: Bits) -> Bits:
     if "indices" not in coded.streams:
         whole: Bits = coded.streams["values"]
         return whole
-    plain.decode_tensor(coded, None).scatter(bits)
+    plain.scatter(coded, bits)
     return bits

@@ -25,6 +25,7 @@ from weightcast.follow.mirror_install import finish_install, move_in, prepare_in
 from weightcast.follow.mirror_state import FilesState, file_times, read_state, write_state
 from weightcast.follow.redo_log import RedoLog
 from weightcast.follow.replica import Staged, position_of
+from weightcast.follow.resident import Resident
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint, tensor_digest
 from weightcast.format.spec import TensorTable
@@ -69,6 +70,7 @@ class Mirror:
         self.workshop = self._place.inner
         self._log = RedoLog(self._place.log)
         self._history = History(self._place.history, table)
+        self._resident = Resident(table, workers)
         self._files: Checkpoint | None = None
         self._folded: FilesState | None = None
         self.version: int | None = None
@@ -77,10 +79,13 @@ class Mirror:
             self._open()
 
     @property
-    def weights(self) -> Weights | None:
-        if self._files is None:
-            return None
-        return Overlay(self._files, self._log.readers, fresh=True)
+    def weights(self) -> Overlay | None:
+        return None if self._files is None else Overlay(self._files, self._log.readers, fresh=True)
+
+    @property
+    def base(self) -> Weights | None:
+        weights = self.weights
+        return None if weights is None else self._resident.over(weights)
 
     @property
     def folded(self) -> Position | None:
@@ -230,6 +235,7 @@ class Mirror:
 
     def _forget(self) -> None:
         """Drop the log, and hold no version."""
+        self._resident.drop()
         self._log.clear()
         self._set(None, None)
 
@@ -252,6 +258,7 @@ class Mirror:
             if self.fingerprint is None or self.fingerprint.digest != staged.fingerprint.digest:
                 problem = "what was staged does not lead on from the mirror's version"
                 raise CheckpointError(problem, file=str(self.folder), hint=_PULL_AGAIN)
+        self._resident.begin()
         if len(self._log) >= self._fold_every:
             self.fold(wait=False)
 
@@ -263,6 +270,7 @@ class Mirror:
             if layer is None:
                 return
             self._set(layer.version, layer.fingerprint)
+            self._resident.advance(layer.reader)
         self._log.sync()
 
     def _install(self, verified: bool) -> None:
@@ -377,6 +385,7 @@ class Mirror:
     # -- close ---------------------------------------------------------------------------------------------------------
 
     def _close_files(self) -> None:
+        self._resident.drop()
         if self._files is not None:
             files, self._files = self._files, None
             files.close()

@@ -83,6 +83,11 @@ class Replica(Protocol):
     @property
     def weights(self) -> Weights | None: ...
 
+    @property
+    def base(self) -> Weights | None:
+        """The same to decode against: what is read from it changes with the next `apply`."""
+        ...
+
     def locate(self, version: int | None) -> None:
         """Set the version that this is; None if no version of the channel has these bits."""
         ...
@@ -137,6 +142,10 @@ class MemoryReplica:
 
     @property
     def weights(self) -> Weights | None:
+        return self._target
+
+    @property
+    def base(self) -> Weights | None:
         return self._target
 
     def locate(self, version: int | None) -> None:

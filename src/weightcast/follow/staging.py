@@ -35,7 +35,7 @@ def stage_route(
     downloaded = sum(path.stat().st_size for path in incoming.rglob("*") if path.is_file())
     require_space(replica.workshop, route_bytes(route) - downloaded)
     with ExitStack() as opened:
-        weights, fingerprint = replica.weights, replica.fingerprint
+        weights, fingerprint = replica.base, replica.fingerprint
         anchor: StagedAnchor | None = None
         layers: list[PatchReader] = []
         patches: list[StagedPatch] = []
@@ -52,9 +52,11 @@ def stage_route(
                     if weights is None or fingerprint is None:
                         raise ChannelError("a patch was planned with nothing to apply it to")
                     out = staging / f"{edge.base:012d}-{edge.result:012d}.safetensors"
+                    layers += [
+                        PatchReader(opened.enter_context(FileSource(patch.path))) for patch in patches[len(layers) :]
+                    ]
                     under = Overlay(weights, layers, fresh=isinstance(weights, Checkpoint))
                     fingerprint = _stage_one(arrived, under, fingerprint, out, workers, report)
-                    layers.append(PatchReader(opened.enter_context(FileSource(out))))
                     patches.append(StagedPatch(Position(edge.result, fingerprint.digest), out))
                     arrived.path.unlink()
                 _refuse_other_result(arrived, fingerprint)

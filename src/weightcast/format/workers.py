@@ -14,7 +14,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _WORTH_A_THREAD = 1 << 17
-_BUSY = 1 << 24
+_BUSY = 1 << 22
 """Elements for each thread, so that none waits long for the last one."""
 
 

@@ -35,9 +35,8 @@ def decode_tensor(coded: Coded, old: Bits | None) -> TensorPatch:
     """Check the indices and take the values as they are."""
     spec, values = coded.row.spec, coded.streams["values"]
     if "indices" in coded.streams:
+        _refuse_bad_indices(coded)
         indices = coded.streams["indices"].astype(np.int64)
-        if indices.size and (indices[0] < 0 or indices[-1] >= spec.elements or (indices[1:] <= indices[:-1]).any()):
-            raise FormatError("indices are out of range, unsorted or repeated", tensor=spec.name)
         was = None
         if old is not None:
             was = np.empty(indices.size, old.dtype)
@@ -54,6 +53,18 @@ def decode_tensor(coded: Coded, old: Bits | None) -> TensorPatch:
         n = cpu.changes(old, values, 0, indices, was, now)
         indices, was, values = indices[:n].copy(), was[:n].copy(), now[:n].copy()
     return TensorPatch(spec, indices, values, was, coded.row.digest)
+
+
+def scatter(coded: Coded, bits: Bits) -> None:
+    """Write the values into ``bits``; `FormatError`, and nothing is written, if their indices are impossible."""
+    _refuse_bad_indices(coded)
+    cpu.scatter(bits, coded.streams["indices"], coded.streams["values"])
+
+
+def _refuse_bad_indices(coded: Coded) -> None:
+    spec = coded.row.spec
+    if not cpu.are_places(coded.streams["indices"], spec.elements):
+        raise FormatError("indices are out of range, unsorted or repeated", tensor=spec.name)
 
 
 def encode(jobs: Sequence[tuple[TensorPatch, Bits | Ranks | None]], workers: Workers) -> list[Coded]:

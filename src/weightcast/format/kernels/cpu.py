@@ -51,6 +51,17 @@ def scatter(bits, indices, values):
 
 
 @kernel
+def are_places(indices, size):
+    """Whether ``indices`` are below ``size`` and in order, none of them twice."""
+    last = np.int64(-1)
+    good = True
+    for i in range(indices.size):
+        good &= indices[i] > last
+        last = np.int64(indices[i])
+    return good and last < size
+
+
+@kernel
 def mix64(x):
     """A bijection of 64-bit words in which every input bit affects every output bit (SPEC 4.1)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

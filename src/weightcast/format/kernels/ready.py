@@ -29,7 +29,8 @@ def _warm_width(word: np.dtype) -> None:
     cpu.band_keys(old, _BF16.magnitude, _BF16.shift, _BF16.bias, np.empty(128, np.uint8)[:65])
     for out in (was, np.empty(65, np.uint64)):
         cpu.gather(old, indices, 0, out)
-    cpu.scatter(old, indices, now)
+    for places_type in (np.int32, np.int64):
+        cpu.scatter(old, np.zeros(1, places_type), now)
     cpu.digest_runs(old, indices[:1])
     cpu.digest_change(indices, was, now)
     places.digest_places(old, 0, 0, _LOOP)
@@ -47,5 +48,7 @@ def _warm_codec() -> None:
     ranks.rank_tasks(counters, tensors, tasks, cost)
     writer.encode_tasks(counters, tensors, tasks, cost, room)
     place_bytes(counters, tensors, tasks, room)
+    for places_type in (np.int32, np.int64):
+        cpu.are_places(np.zeros(1, places_type), 1)
     cpu.narrow(np.zeros(1, np.uint32), 7, 8, np.empty(1, np.uint16))
     places.translate(np.arange(1), 0, 0, _LOOP, np.empty(1, np.int64), np.empty(1, np.int64))
