@@ -144,13 +144,16 @@ def members_of(keys, word, low, high):
 
 
 @kernel
-def band_size(keys, low, high):
-    size = _U0
+def count_members(keys, low, high, before):
+    """Fill in how many members a band has before each word; the last one is how many it has in all."""
+    seen = np.int64(0)
     for word in range(keys.size // LANES):
-        size += popcount(range_mask(keys, word * LANES, np.uint8(low), np.uint8(high - low)))
+        before[word] = seen
+        seen += np.int64(popcount(range_mask(keys, word * LANES, np.uint8(low), np.uint8(high - low))))
     if keys.size % LANES:
-        size += popcount(members_of(keys, keys.size // LANES, low, high))
-    return np.int64(size)
+        before[keys.size // LANES] = seen
+        seen += np.int64(popcount(members_of(keys, keys.size // LANES, low, high)))
+    before[-1] = seen
 
 
 @kernel

@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from weightcast.format.kernels.bands import BLOCK, MAX_BANDS, by_band, choose_bands, key_of, members_of, step_of
+from weightcast.format.kernels.bands import (
+    BLOCK,
+    MAX_BANDS,
+    by_band,
+    choose_bands,
+    count_members,
+    key_of,
+    members_of,
+    step_of,
+)
 from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.lanes import LANES, popcount
 from weightcast.format.kernels.memory import TURN, bytes_at, keys_at, ranks_at, take
@@ -27,19 +36,14 @@ def _tally(keys, old, new, dtype, members, changed, far, change_keys):
 
 
 @kernel
-def _rank_band(keys, low, high, changed, mine, ranks):
-    """Fill in the ranks of a band's changes ``mine``, which are in order of place; returns the band's size."""
-    used, seen = 0, 0
-    for word in range(changed.size):
-        members = members_of(keys, word, low, high)
-        chosen = members & changed[word]
-        while chosen:
-            bit = chosen & (~chosen + _U1)
-            ranks[mine[used]] = seen + np.int64(popcount(members & (bit - _U1)))
-            used += 1
-            chosen ^= bit
-        seen += np.int64(popcount(members))
-    return seen
+def _rank_band(keys, low, high, places, mine, before, ranks):
+    """Fill in the ranks of a band's changes ``mine``; returns the band's size."""
+    count_members(keys, low, high, before)
+    for i in mine:
+        word, bit = places[i] >> 6, np.uint64(places[i] & 63)
+        ahead = members_of(keys, word, low, high) & ((_U1 << bit) - _U1)
+        ranks[i] = before[word] + np.int64(popcount(ahead))
+    return before[-1]
 
 
 @kernel
@@ -51,15 +55,13 @@ def rank_block(keys, places, old, new, dtype, cost, ranks, uppers, sizes):
     chosen = np.empty(256, np.int64)
     bands = choose_bands(members, changed_keys, far_keys, cost, chosen)
     start = by_band(change_keys, chosen, bands, order)
-    changed = np.zeros((keys.size + LANES - 1) // LANES, np.uint64)
-    for place in places:
-        changed[place >> 6] |= _U1 << np.uint64(place & 63)
+    before = np.empty((keys.size + LANES - 1) // LANES + 1, np.int64)
     low = 0
     for b in range(bands):
         uppers[b] = chosen[b]
         mine = order[start[b] : start[b + 1]]
         if mine.size:
-            sizes[b] = _rank_band(keys, low, chosen[b], changed, mine, ranks)
+            sizes[b] = _rank_band(keys, low, chosen[b], places, mine, before, ranks)
         low = chosen[b] + 1
     return bands
 
