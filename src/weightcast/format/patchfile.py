@@ -28,6 +28,8 @@ from weightcast.format.workers import ONE, Workers
 
 FORMAT = 1
 METADATA_KEY = "weightcast"
+AT_ONCE = 1 << 24
+"""Elements for each thread that are coded in one call: threads wait for each other at its end."""
 DIGESTS, BLOCKS, TABLE = "weightcast.digests", "weightcast.blocks", "weightcast.table"
 
 
@@ -147,7 +149,7 @@ def encode(
                 return None
             return old.get(tensor.spec.name) if isinstance(old, Mapping) else base_bits(tensor, old)
 
-        for tensors in workers.batches(patch.tensors, lambda tensor: tensor.spec.elements):
+        for tensors in workers.batches(patch.tensors, lambda tensor: tensor.spec.elements, AT_ONCE):
             for coded in writer.codec.encode([(tensor, known(tensor)) for tensor in tensors], workers):
                 writer.add(coded)
         writer.finish(out, patch.base, patch.result, patch.model)
@@ -336,7 +338,7 @@ def decode_tensors(
     reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
 ) -> Iterator[TensorPatch]:
     """Decode some tensors in order, a few at a time."""
-    for batch in workers.batches(rows, lambda row: row.spec.elements):
+    for batch in workers.batches(rows, lambda row: row.spec.elements, AT_ONCE):
         olds: Sequence[Bits | None] = [None] * len(batch)
         if old is not None and reader.header.base is not None:
             for row in batch:

@@ -14,8 +14,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _WORTH_A_THREAD = 1 << 17
-_BUSY = 1 << 22
-"""Elements for each thread, so that none waits long for the last one."""
 
 
 class Workers(Closing):
@@ -79,14 +77,14 @@ class Workers(Closing):
         finally:
             wait([future for future in ahead if not future.cancel()])
 
-    def batches(self, items: Iterable[T], elements: Callable[[T], int]) -> Iterator[list[T]]:
-        """Consecutive items, as many as keep all threads busy, so that memory stays bounded."""
+    def batches(self, items: Iterable[T], elements: Callable[[T], int], each: int = 1 << 22) -> Iterator[list[T]]:
+        """Consecutive items with about ``each`` elements for a thread: all are busy, and memory stays bounded."""
         batch: list[T] = []
         size = 0
         for item in items:
             batch.append(item)
             size += elements(item)
-            if size >= self.threads * _BUSY:
+            if size >= self.threads * each:
                 yield batch
                 batch, size = [], 0
         if batch:
