@@ -1,6 +1,6 @@
 """Numba compilation: cached on disk if a folder is writable, and never silent.
 
-Compiling all kernels takes about ten seconds, once per machine. `warm_up` does it when the caller chooses. A kernel
+Compiling all kernels takes about 40 seconds, once per machine. `warm_up` does it when the caller chooses. A kernel
 that is compiled in the middle of other work announces it with a `CompileWarning`.
 """
 
