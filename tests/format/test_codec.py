@@ -1,5 +1,6 @@
 """`decode(encode(p)) == p` for arbitrary bits of every dtype and density, and nothing costs more than it must."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import weightcast as wc
 from weightcast.errors import UsageError
 from weightcast.format.codec import CODECS
+from weightcast.format.codec.ranks import rank_tensors
 from weightcast.format.kernels.bands import BLOCK
 from weightcast.format.kernels.tasks import RAW
 from weightcast.format.patch import TensorPatch
@@ -160,6 +162,41 @@ def test_banded_without_the_old_tensor_is_refused() -> None:
         wc.encode(patch, "banded")
     with pytest.raises(UsageError, match="old tensor"):
         wc.decode(wc.encode(patch, "gap"))
+
+
+# -- patches that no diff made -------------------------------------------------------------------------------------
+
+WRONG_PATCHES = {
+    "unsorted": {"indices": np.array([5, 3])},
+    "repeated": {"indices": np.array([3, 3])},
+    "negative": {"indices": np.array([-1, 3])},
+    "outside": {"indices": np.array([3, BLOCK + 100])},
+    "of another type": {"indices": np.array([3, 5], np.int32)},
+    "with other bits": {"new": np.array([1, 2], np.uint32)},
+    "with too few bits": {"new": np.array([1], np.uint16)},
+}
+
+
+@pytest.mark.parametrize("codec", ["gap", "banded"])
+@pytest.mark.parametrize("wrong", WRONG_PATCHES.values(), ids=WRONG_PATCHES)
+def test_patch_made_by_hand_is_checked_before_kernels_use_it(codec: str, wrong: dict[str, np.ndarray]) -> None:
+    old = one(np.zeros(BLOCK + 100, np.uint16))
+    (spec,) = old.table
+    good = TensorPatch(spec, np.array([3, 5]), np.array([1, 2], np.uint16), np.zeros(2, np.uint16), 0)
+    with pytest.raises(UsageError):
+        CODECS[codec].encode([(replace(good, **wrong), old.read(spec.name))], ONE)
+    assert CODECS[codec].encode([(good, old.read(spec.name))], ONE)
+
+
+def test_ranks_of_other_changes_are_refused() -> None:
+    old = one(np.zeros(100, np.uint16))
+    (spec,) = old.table
+    patches = [TensorPatch(spec, np.arange(n), np.ones(n, np.uint16), np.zeros(n, np.uint16), 0) for n in (2, 3)]
+    listed = [(patch.indices, patch.old, patch.new) for patch in patches]
+    (ranks,) = rank_tensors([spec], listed[:1], [old.read(spec.name)], ONE)
+    assert CODECS["banded"].encode([(patches[0], ranks)], ONE)
+    with pytest.raises(UsageError, match="ranks"):
+        CODECS["banded"].encode([(patches[1], ranks)], ONE)
 
 
 # -- more elements than 32 bits can number ------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from weightcast.errors import UsageError
 from weightcast.format.kernels.bands import BLOCK, Traits
-from weightcast.format.kernels.tasks import MANY, TASK, TENSOR, diff_tasks, place_changes
+from weightcast.format.kernels.tasks import MANY, TASK, TENSOR, UNSORTED, diff_tasks, place_changes
 from weightcast.format.spec import Dtype, TensorSpec
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
@@ -76,6 +77,17 @@ def room_for(changes: int) -> Rooms:
     return np.empty(changes, np.int64), np.empty(changes, np.uint64), np.empty(changes, np.uint64)
 
 
+def refuse_unsorted(specs: Sequence[TensorSpec], tasks: Records) -> None:
+    """`UsageError` if a task met indices that are not in order."""
+    wrong = np.flatnonzero(tasks["count"] == UNSORTED)
+    if wrong.size:
+        raise unsorted(specs[tasks["tensor"][wrong[0]]])
+
+
+def unsorted(spec: TensorSpec) -> UsageError:
+    return UsageError("the patch's indices are unsorted, repeated or outside the tensor", tensor=spec.name)
+
+
 def parts(words: Sequence[np.dtype], sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
     """New arrays of these words and sizes: parts of one, since each allocation takes time."""
     ends = list(accumulate(-(-word.itemsize * size // 8) * 8 for word, size in zip(words, sizes, strict=True)))
@@ -100,8 +112,16 @@ Listed = tuple[npt.NDArray[np.int64], Bits, Bits]
 """Changes of one tensor: sorted flat indices, the bits before, the bits after."""
 
 
-def set_changes(tensors: Records, changes: Sequence[Listed]) -> None:
-    """Say where the changes of tensors are, to read or to fill in."""
+def set_changes(specs: Sequence[TensorSpec], tensors: Records, changes: Sequence[Listed]) -> None:
+    """Say where the changes of tensors are, to read or to fill in. `UsageError` for arrays of other types or sizes."""
+    for spec, (indices, was, now) in zip(specs, changes, strict=True):
+        if not (
+            indices.dtype == _INDEX
+            and was.dtype == now.dtype == spec.kind.word
+            and indices.shape == was.shape == now.shape == (indices.size,)
+        ):
+            text = f"a patch has a list of int64 and as many {spec.kind.word} before and after"
+            raise UsageError(text, tensor=spec.name)
     for place, name in enumerate(("indices", "was", "now")):
         tensors[name] = [address(one[place]) for one in changes]
     tensors["changed"] = [indices.size for indices, _, _ in changes]
@@ -126,7 +146,7 @@ def collect(
     np.add.at(gains, tasks["tensor"], tasks["gain"])
     words = [spec.kind.word for spec in specs]
     indices, was, now = (parts(kinds, totals.tolist()) for kinds in ([_INDEX] * len(specs), words, words))
-    set_changes(tensors, list(zip(indices, was, now, strict=True)))
+    set_changes(specs, tensors, list(zip(indices, was, now, strict=True)))
     run(place_changes, workers, tensors, tasks, *rooms)
     return [Found(*one) for one in zip(indices, was, now, gains.tolist(), strict=True)]
 

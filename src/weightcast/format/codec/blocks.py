@@ -14,18 +14,21 @@ from weightcast.format.kernels import reader, writer
 from weightcast.format.kernels.bands import BLOCK
 from weightcast.format.kernels.tasks import MANY, OTHER_BASE, TASK, place_bytes
 from weightcast.format.patch import TensorPatch, patch_of
+from weightcast.format.spec import TensorSpec
 from weightcast.format.table import Row
 from weightcast.format.tasks import (
     Records,
     address,
     collect,
     parts,
+    refuse_unsorted,
     room_for,
     run,
     set_changes,
     set_places,
     tasks_of_blocks,
     tensor_records,
+    unsorted,
 )
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
@@ -69,14 +72,15 @@ def _encode(jobs: Sequence[Job], banded: bool, workers: Workers) -> list[Coded]:
     tensors = tensor_records(specs)
     tasks = tasks_of_blocks([patch.spec.elements if patch.changed else 0 for patch in patches])
     tensors["banded"] = banded
-    set_changes(tensors, [(patch.indices, _old_bits(patch), patch.new) for patch in patches])
+    set_changes(specs, tensors, [(patch.indices, _old_bits(patch), patch.new) for patch in patches])
+    for patch, old in jobs:
+        if isinstance(old, Ranks):
+            old.refuse_others(patch.spec, patch.changed)
     tensors["old"] = [0 if old is None or isinstance(old, Ranks) else address(old) for _, old in jobs]
     set_ranks(tensors, [old if isinstance(old, Ranks) else None for _, old in jobs])
     room = np.empty(int((tasks["elements"] // 2 + 4096).sum() + 12 * tensors["changed"].sum()), np.uint8)
     run(writer.encode_tasks, workers, tensors, tasks, band_cost(), room)
-    wrong = np.flatnonzero(tasks["count"] == OTHER_BASE)
-    if wrong.size:
-        raise other_base(specs[tasks["tensor"][wrong[0]]].name)
+    _refuse_problems(specs, tensors, tasks)
     streams = parts([np.dtype(np.uint8)] * len(specs), set_places(len(specs), tasks).tolist())
     tensors["stream"], tensors["nbytes"] = [address(stream) for stream in streams], [stream.size for stream in streams]
     run(place_bytes, workers, tensors, tasks, room)
@@ -85,6 +89,19 @@ def _encode(jobs: Sequence[Job], banded: bool, workers: Workers) -> list[Coded]:
         Coded(Row(patch.spec, patch.changed, patch.digest, blocks), {"blocks": stream})
         for patch, blocks, stream in zip(patches, sizes, streams, strict=True)
     ]
+
+
+def _refuse_problems(specs: Sequence[TensorSpec], tensors: Records, tasks: Records) -> None:
+    """`UsageError` for another base, or changes that are not in order or in no block."""
+    refuse_unsorted(specs, tasks)
+    wrong = np.flatnonzero(tasks["count"] == OTHER_BASE)
+    if wrong.size:
+        raise other_base(specs[tasks["tensor"][wrong[0]]].name)
+    coded = np.zeros(len(specs), np.int64)
+    np.add.at(coded, tasks["tensor"], tasks["changes"])
+    missing = np.flatnonzero(coded != tensors["changed"])
+    if missing.size:
+        raise unsorted(specs[missing[0]])
 
 
 def _old_bits(patch: TensorPatch) -> Bits:

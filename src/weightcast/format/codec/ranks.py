@@ -9,10 +9,20 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from weightcast.errors import UsageError
 from weightcast.format.kernels import ranks
 from weightcast.format.kernels.bands import BLOCK, COST_SCALE, MAX_BANDS
 from weightcast.format.spec import TensorSpec
-from weightcast.format.tasks import Listed, Records, address, run, set_changes, tasks_of_blocks, tensor_records
+from weightcast.format.tasks import (
+    Listed,
+    Records,
+    address,
+    refuse_unsorted,
+    run,
+    set_changes,
+    tasks_of_blocks,
+    tensor_records,
+)
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
@@ -29,6 +39,15 @@ class Ranks:
     uppers: npt.NDArray[np.uint8]
     sizes: npt.NDArray[np.int32]
 
+    def refuse_others(self, spec: TensorSpec, changes: int) -> None:
+        """`UsageError` unless these are the ranks of so many changes of a tensor."""
+        blocks = -(-spec.elements // BLOCK)
+        shapes = self.ranks.shape, self.bands.shape, self.uppers.shape, self.sizes.shape
+        words = [array.itemsize for array in (self.ranks, self.bands, self.uppers, self.sizes)]
+        table = (blocks, MAX_BANDS)
+        if shapes != ((changes,), (blocks,), table, table) or words != [4, 1, 1, 4]:
+            raise UsageError("the ranks are those of other changes", tensor=spec.name)
+
 
 @cache
 def band_cost() -> npt.NDArray[np.int64]:
@@ -44,9 +63,10 @@ def rank_tensors(
     found = [_room(spec, indices.size) for spec, (indices, _, _) in zip(specs, changes, strict=True)]
     tensors, tasks = tensor_records(specs), tasks_of_blocks([spec.elements for spec in specs])
     tensors["old"] = [address(old) for old in olds]
-    set_changes(tensors, changes)
+    set_changes(specs, tensors, changes)
     set_ranks(tensors, found)
     run(ranks.rank_tasks, workers, tensors, tasks, band_cost())
+    refuse_unsorted(specs, tasks)
     return found
 
 

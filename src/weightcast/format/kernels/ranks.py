@@ -15,7 +15,7 @@ from weightcast.format.kernels.bands import (
 from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.lanes import LANES, popcount
 from weightcast.format.kernels.memory import TURN, bytes_at, keys_at, ranks_at, take
-from weightcast.format.kernels.tasks import load_changes, traits_of
+from weightcast.format.kernels.tasks import give_up, load_changes, traits_of
 
 _U1 = np.uint64(1)
 
@@ -82,6 +82,10 @@ def rank_tasks(counters, tensors, tasks, cost):
         task = tasks[i]
         tensor = tensors[task.tensor]
         low, n = load_changes(tensor, task, all_places, all_was, all_now)
+        task.count = min(n, 0)
+        if n < 0:
+            give_up(counters, tasks)
+            return
         if n == 0:
             continue
         mine, block, dtype = keys[: task.elements], task.first // BLOCK, traits_of(tensor)

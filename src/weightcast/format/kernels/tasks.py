@@ -25,7 +25,8 @@ TASK = np.dtype(
     [
         ("tensor", "i8"),
         ("first", "i8"), ("elements", "i8"),  # of the tensor
-        ("begin", "i8"), ("end", "i8"),  # of the block in the tensor's stream
+        ("begin", "i8"), ("end", "i8"),  # of the block in the tensor's stream, to decode
+        ("changes", "i8"),  # in the block, encoded
         ("count", "i8"), ("start", "i8"),  # what it found, and where in the common room; a negative count is an error
         ("place", "i8"),  # where that belongs in the end
         ("gain", "u8"),  # what the changes add to the tensor's digest
@@ -38,6 +39,8 @@ RAW = 0
 
 MANY = -8
 """An error: there is no room for so many changes."""
+UNSORTED = -11
+"""An error: indices are not in order."""
 OTHER_BASE = -10
 """An error: the old elements are not those that the patch changes."""
 
@@ -55,12 +58,20 @@ def give_up(counters, tasks):
 
 @kernel
 def load_changes(tensor, task, places, was, now):
-    """The changes of a patch in a task's block, places within it; returns where they begin and how many there are."""
+    """The changes of a patch in a task's block, places within it; returns where they begin and how many there are.
+
+    The number is `UNSORTED` if the places are not in order, or one is there twice.
+    """
     indices = indices_at(tensor.indices, tensor.changed)
     low, high = np.searchsorted(indices, task.first), np.searchsorted(indices, task.first + task.elements)
-    n = high - low
+    n, last = high - low, np.int64(-1)
+    if n > task.elements:
+        return low, np.int64(UNSORTED)
     for i in range(n):
-        places[i] = indices[low + i] - task.first
+        place = indices[low + i] - task.first
+        if place <= last or place >= task.elements:
+            return low, np.int64(UNSORTED)
+        places[i] = last = place
     load_at(tensor.was, tensor.word, low, was[:n])
     load_at(tensor.now, tensor.word, low, now[:n])
     return low, n

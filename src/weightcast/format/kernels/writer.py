@@ -288,7 +288,10 @@ def encode_tasks(counters, tensors, tasks, cost, room):
         task = tasks[i]
         tensor = tensors[task.tensor]
         low, n = load_changes(tensor, task, all_places, all_was, all_now)
-        task.count = 0
+        task.count, task.changes = min(n, 0), n
+        if n < 0:
+            give_up(counters, tasks)
+            return
         if n == 0:
             continue
         places, was, now = all_places[:n], all_was[:n], all_now[:n]
