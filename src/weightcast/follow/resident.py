@@ -67,8 +67,8 @@ def available_memory() -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        found.append(1024 * int(fields["MemAvailable"].split()[0]))
+        found.append(1024 * int(fields.get("MemAvailable", fields["MemFree"]).split()[0]))
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
         found.append(int(text) - int(used.read_text()))
     return max(0, min(found))

@@ -78,7 +78,8 @@ def _encode(jobs: Sequence[Job], banded: bool, workers: Workers) -> list[Coded]:
             old.refuse_others(patch.spec, patch.changed)
     tensors["old"] = [0 if old is None or isinstance(old, Ranks) else address(old) for _, old in jobs]
     set_ranks(tensors, [old if isinstance(old, Ranks) else None for _, old in jobs])
-    room = np.empty(int((tasks["elements"] // 2 + 4096).sum() + 12 * tensors["changed"].sum()), np.uint8)
+    most = writer.block_room(tasks["elements"], 0).sum() + tensors["changed"].sum() * writer.CHANGE_ROOM
+    room = np.empty(int(most), np.uint8)
     run(writer.encode_tasks, workers, tensors, tasks, band_cost(), room)
     _refuse_problems(specs, tensors, tasks)
     streams = parts([np.dtype(np.uint8)] * len(specs), set_places(len(specs), tasks).tolist())

@@ -30,17 +30,22 @@ from weightcast.format.kernels.memory import (
 from weightcast.format.kernels.ranks import rank_block
 from weightcast.format.kernels.tasks import OTHER_BASE, RAW, give_up, load_changes, traits_of
 
+CHANGE_ROOM = 12
+"""Bytes that a change can take."""
+
 _U0, _U1 = np.uint64(0), np.uint64(1)
 
 
-@kernel
 def block_room(elements, changes):
     """Bytes that a block can take.
 
     The gaps add up to at most the number of elements: under 4 bits per element. A change takes at most 88 bits for its
     distance, and 4 for its direction and its place in the far set.
     """
-    return elements // 2 + 12 * changes + 4096
+    return elements // 2 + CHANGE_ROOM * changes + 4096
+
+
+_block_room = kernel(block_room)
 
 
 @kernel
@@ -301,8 +306,8 @@ def encode_tasks(counters, tensors, tasks, cost, room):
             return
         dtype = traits_of(tensor)
         bands = _bands_of(tensor, task, low, places, was, now, dtype, cost, keys[: task.elements], ranks, uppers, sizes)
-        if out.size < block_room(task.elements, n):
-            out = np.empty(block_room(task.elements, n), np.uint8)
+        if out.size < _block_room(task.elements, n):
+            out = np.empty(_block_room(task.elements, n), np.uint8)
         size = _encode_block(ranks[:n], was, now, bands, uppers, sizes, dtype, out)
         if size > 1 + task.elements * tensor.word and (tensor.old or n == task.elements):
             size = _put_raw(tensor, task, places, now, whole, out)
