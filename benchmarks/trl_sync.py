@@ -4,9 +4,11 @@
 
 TRL's part is played by an iterator over 596 M parameters in 311 tensors, as Qwen3-0.6B has them, float32 or bf16, of
 which about 1.2 % change between two syncs; the channel is a folder in memory, and its follower says yes to everything,
-so that what is timed is the trainer's own work: to bring the weights to this side in bf16 (take), to find what changed
-(detect), to code and commit it (upload). Phases are multiples of one copy of the bf16 weights in the same run, the
-floor of `take`. A follower must hold the very bits at the end.
+so that what is timed is the trainer's own work: to take the stream and find what changed (detect), to code and commit
+it (upload). On a GPU the bits of the last stream are kept there (device) or in pinned memory (host). Phases are
+milliseconds, and multiples of one copy of the bf16 weights to the host in the same run. The floor of `detect` is to
+read and write the stream once and read the old bits once, at the speed of a copy on the device; with pinned memory, to
+send the old bits to the device, while the new ones come back. A follower must hold the very bits at the end.
 
 A table goes to stderr, one JSON object to stdout.
 """
@@ -53,16 +55,27 @@ def change(tensors: dict[str, torch.Tensor]) -> None:
         words += torch.where(chosen, step << (16 if tensor.dtype == torch.float32 else 0), torch.zeros_like(step))
 
 
-def copied(nbytes: int, device: str) -> float:
-    """Seconds for a copy of that many bytes to this side: from a GPU into pinned memory, else within memory."""
-    source = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    target = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device == "cuda")
+def copied(nbytes: int, source: str, target: str) -> float:
+    """Seconds for a copy of that many bytes; memory of the host is pinned if a GPU has the other side."""
+    pinned = {source, target} == {"cpu", "cuda"}
+    old = torch.zeros(nbytes, dtype=torch.uint8, device=source, pin_memory=pinned and source == "cpu")
+    new = torch.zeros(nbytes, dtype=torch.uint8, device=target, pin_memory=pinned and target == "cpu")
     times = []
     for _ in range(6):
         began = time.perf_counter()
-        target.copy_(source)
+        new.copy_(old)
+        if "cuda" in (source, target):
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return median(times[1:])
+
+
+def floor_of(detect: str, elements: int, itemsize: int, device: str) -> float:
+    """Seconds that `detect` takes at least: its bytes at the speed of copies, in the same run."""
+    if device == "cuda" and detect == "host":
+        return copied(2 * elements, "cpu", "cuda")
+    moved = elements * (2 * itemsize + 2)  # a copy reads and writes
+    return copied(2 * elements, device, device) * moved / (4 * elements)
 
 
 @contextmanager
@@ -108,7 +121,7 @@ def must_hold(channel: str, tensors: dict[str, torch.Tensor]) -> None:
     assert wc.fingerprint(held) == wc.fingerprint(expected)
 
 
-def syncs_of(dtype: torch.dtype, count: int, threads: int, device: str, scale: float) -> dict[str, object]:
+def syncs_of(dtype: torch.dtype, detect: str, count: int, threads: int, device: str, scale: float) -> dict[str, object]:
     tensors = model_of(dtype, device, scale)
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
@@ -117,7 +130,7 @@ def syncs_of(dtype: torch.dtype, count: int, threads: int, device: str, scale: f
     elements, found = sum(tensor.numel() for tensor in tensors.values()), []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         wc.init(folder, bits_of(tensors), workers=wc.Workers(threads))
-        transfer = WeightcastTransfer(folder, patience=600.0, threads=threads)
+        transfer = WeightcastTransfer(folder, detect=detect, patience=600.0, threads=threads)
         with an_engine_that_says_yes(folder):
             transfer.init_weight_transfer()
             transfer.send_weights(stream())
@@ -128,14 +141,17 @@ def syncs_of(dtype: torch.dtype, count: int, threads: int, device: str, scale: f
                 found.append(transfer.last)
             transfer.destroy()
         must_hold(folder, tensors)
-    seconds = {phase: median(sync.seconds[phase] for sync in found) for phase in ("take", "detect", "upload")}
-    floor = copied(2 * elements, device)
+    seconds = {phase: median(sync.seconds[phase] for sync in found) for phase in ("detect", "upload")}
+    copy, floor = copied(2 * elements, device, "cpu"), floor_of(detect, elements, dtype.itemsize, device)
     return {
         "trained in": str(dtype).removeprefix("torch."),
+        "old bits": detect,
         "parameters": elements,
         "changed": f"{median(sync.changed for sync in found) / elements:.2%}",
-        **{phase: round(value / floor, 2) for phase, value in seconds.items()},
-        "a copy, ms": round(1000 * floor, 1),
+        **{f"{phase}, ms": round(1000 * value, 1) for phase, value in seconds.items()},
+        **{f"{phase}, copies": round(value / copy, 2) for phase, value in seconds.items()},
+        "floor of detect, ms": round(1000 * floor, 1),
+        "a copy, ms": round(1000 * copy, 1),
         "uploaded": int(median(sync.nbytes for sync in found)),
         "TRL's broadcast": found[-1].broadcast,
     }
@@ -150,7 +166,11 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     threads = given.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)
-    rows = [syncs_of(dtype, given.syncs, threads, device, given.scale) for dtype in (torch.float32, torch.bfloat16)]
+    rows = [
+        syncs_of(dtype, detect, given.syncs, threads, device, given.scale)
+        for dtype in (torch.float32, torch.bfloat16)
+        for detect in (("device", "host") if device == "cuda" else ("device",))
+    ]
     print(table(rows), file=sys.stderr)
     print(json.dumps({"device": device, "threads": threads, "rows": rows}))
 

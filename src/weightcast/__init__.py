@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from weightcast.publish.open import init
     from weightcast.publish.publisher import Publisher
     from weightcast.publish.receipt import Receipt
+    from weightcast.publish.stream_publisher import StreamPublisher
     from weightcast.store import open_store
     from weightcast.store.backoff import Clock
     from weightcast.store.base import Listed, Store
@@ -85,6 +86,7 @@ __all__ = [
     "Reference",
     "Staged",
     "Store",
+    "StreamPublisher",
     "Subscriber",
     "Target",
     "TensorPatch",
@@ -138,6 +140,7 @@ _HOMES = {
     "publish.open": "init",
     "publish.publisher": "Publisher",
     "publish.receipt": "Receipt",
+    "publish.stream_publisher": "StreamPublisher",
     "store": "open_store",
     "store.backoff": "Clock",
     "store.base": "Listed Store",

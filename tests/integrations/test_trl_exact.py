@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ import weightcast as wc  # noqa: E402
 from weightcast.channel.chain import Chain  # noqa: E402
 from weightcast.disk.checkpoint import save  # noqa: E402
 from weightcast.integrations.trl import Sync, WeightcastTransfer  # noqa: E402
-from weightcast.torch.stream import Streamed  # noqa: E402
 
 # -- the protocol ------------------------------------------------------------------------------------------------------
 
@@ -105,7 +103,7 @@ def test_sync_is_logged_in_one_line(opened: Opened) -> None:
     )
     assert done.broadcast == sum(tensor.nbytes for tensor in tensors.values())
     assert 0 < done.nbytes < done.broadcast
-    assert list(done.seconds) == ["take", "detect", "upload", "live"]
+    assert list(done.seconds) == ["detect", "upload", "live"]
     assert "\n" not in str(done)
     for part in ("version 1:", f"{done.changed:,} changed", f"{done.nbytes:,} of {done.broadcast:,}", "paused 10.0 ms"):
         assert part in str(done)
@@ -207,20 +205,3 @@ def test_dtype_of_an_existing_channel_wins(dtype: str | None, opened: Opened, tm
     step(tensors, 1)
     sync(transfer, tensors)
     holds(store, tensors)
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_streamed_tensors_are_not_read_from_the_trainer_again(dtype: Any) -> None:
-    """TRL frees a gathered tensor, or trains on, once the next one is asked for."""
-    received = Streamed(None, "BF16")
-    tensors = model(dtype)
-    wanted = {name: bits(tensor).copy() for name, tensor in tensors.items()}
-
-    def fleeting() -> Iterator[tuple[str, Any]]:
-        for name, tensor in tensors.items():
-            room = tensor.clone()
-            yield name, room
-            room.fill_(7.0)
-
-    assert received.take(fleeting()) == sum(tensor.nbytes for tensor in tensors.values())
-    assert all(np.array_equal(received.read(name), wanted[name]) for name in tensors)

@@ -40,10 +40,9 @@ from weightcast.errors import (  # noqa: E402
     UsageError,
     WeightcastError,
 )
-from weightcast.format.spec import TensorSpec  # noqa: E402
+from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 from weightcast.integrations.trl import WeightcastTransfer  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
-from weightcast.torch.stream import Streamed  # noqa: E402
 
 # -- the first sync ----------------------------------------------------------------------------------------------------
 
@@ -140,9 +139,7 @@ def test_tensor_unfrozen_later_is_published_from_then_on(opened: Opened) -> None
 
 def test_tensors_missing_from_a_new_channel_are_named(opened: Opened) -> None:
     store, tensors = Attended(), model(BF16)
-    table = Streamed(None, None)
-    table.take(tensors.items())
-    Chain.create(store, table.table)
+    Chain.create(store, TensorTable.of(TensorSpec(name, "BF16", tuple(t.shape)) for name, t in tensors.items()))
     transfer = opened(store)
     transfer.init_weight_transfer()
     with pytest.raises(UsageError, match="weightcast init") as caught:

@@ -123,7 +123,7 @@ class Reports(TrainerCallback):
         self._report_step(state.global_step, logs)
 
     def _report_commit(self, step: int, sync: Sync) -> None:
-        committed = self._stepped + sum(sync.seconds.get(phase, 0.0) for phase in ("take", "detect", "upload"))
+        committed = self._stepped + sum(sync.seconds.get(phase, 0.0) for phase in ("detect", "upload"))
         report(
             "commit",
             step=step,

@@ -1,6 +1,6 @@
 """TRL: `AsyncGRPOTrainer(…, weight_transfer=WeightcastTransfer(url))` is the whole change.
 
-    TRL's iterator → take (host copy, wire dtype) → detect → upload, commit → live in the engines
+    TRL's iterator → detect, as it arrives → upload, commit → live in the engines
 
 TRL calls `pause`, `send_weights` and `resume` for each sync. The first and the last do nothing: engines serve while all
 of that happens, and are paused by the agent that writes into them, only while it writes.
@@ -11,40 +11,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
-from weightcast.channel.policy import Pinned
-from weightcast.channel.records import Manifest
 from weightcast.engine.agent import Agent
 from weightcast.engine.client import Engine, HttpEngine
 from weightcast.engine.followers import Followers
 from weightcast.errors import EngineError, MisfitError, UsageError, WeightcastError
 from weightcast.follow.mirror_folder import default_mirror
-from weightcast.follow.subscriber import Subscriber
 from weightcast.follow.update import Phases
 from weightcast.format.codec import CodecName
-from weightcast.format.tensors import Copies, Weights
-from weightcast.format.workers import Workers
+from weightcast.format.scan import Detect, WireDtype
 from weightcast.publish.open import channel_in
-from weightcast.publish.publisher import Publisher
+from weightcast.publish.receipt import Receipt
+from weightcast.publish.stream_publisher import StreamPublisher
 from weightcast.store import open_store
 from weightcast.store.backoff import Backoff
 from weightcast.store.base import Store
 from weightcast.torch.model import wire_name
-from weightcast.torch.stream import Streamed
 
 _log = logging.getLogger("weightcast")
-
-_HEAD = "lm_head.weight"
 
 _SOON = 5.0
 """Seconds after which the log says what the first sync waits for, unless ``patience`` is shorter."""
@@ -70,13 +63,26 @@ class Sync:
     pause: float | None
     """Seconds that the engine was paused; the longest pause if there are several engines. None while not live."""
     seconds: Mapping[str, float]
-    """Seconds that the trainer waited, by phase: take, detect, upload, live."""
+    """Seconds that the trainer waited, by phase: detect, upload, live."""
 
     def __str__(self) -> str:
         phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self.seconds.items())
         paused = "not live yet" if self.pause is None else f"paused {1000 * self.pause:.1f} ms"
         share = f"{self.nbytes:,} of {self.broadcast:,} bytes"
         return f"version {self.version}: {self.changed:,} changed, {share}, {paused}; seconds: {phases}"
+
+
+@dataclass
+class _Counted:
+    """TRL's stream; ``nbytes`` of it were read."""
+
+    stream: Iterable[tuple[str, torch.Tensor]]
+    nbytes: int = 0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.stream:
+            self.nbytes += tensor.nbytes
+            yield name, tensor
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,8 @@ class WeightcastTransfer:
         *,
         engine: str | Engine | None = None,
         mirror: Path | str | None = None,
-        dtype: str | None = "BF16",
+        detect: Detect | None = None,
+        dtype: WireDtype | torch.dtype | None = "BF16",
         patience: float = 60.0,
         joining: float = 600.0,
         codec: CodecName = "banded",
@@ -131,20 +138,25 @@ class WeightcastTransfer:
     ):
         """``dtype`` is what float32 is rounded to in a new channel; ``mirror`` is a folder for ``engine``.
 
-        The other parameters are those of `Publisher`.
+        The other parameters are those of `StreamPublisher`.
         """
         self._store = open_store(channel)
         self._engine = HttpEngine(engine) if isinstance(engine, str) else engine
         self._mirror = mirror
-        self._dtype = wire_name(dtype)
         self.patience, self._joining = patience, joining
-        self._threads = threads
         self._open = partial(
-            Publisher, self._store, codec=codec, writer=writer, threads=threads, retry_after=retry_after
+            StreamPublisher,
+            self._store,
+            detect=detect,
+            dtype=wire_name(dtype),
+            codec=codec,
+            writer=writer,
+            threads=threads,
+            retry_after=retry_after,
         )
         self._opened, self._driving = ExitStack(), ExitStack()
-        self._received: Streamed | None = None
-        self._publisher: Publisher | None = None
+        self._publisher: StreamPublisher | None = None
+        self._is_first = True
         self._followers: Followers | None = None
         self._agent: Agent | None = None
         self._chain: Chain | None = None
@@ -156,34 +168,35 @@ class WeightcastTransfer:
         """Look up the channel, so that a wrong address fails before anything is computed."""
         self.destroy()  # an earlier training that did not call it
         self._chain = channel_in(self._store)
-        table = self._chain.channel.table if self._chain is not None else None
-        workers = self._opened.enter_context(Workers(self._threads))
-        self._received = Streamed(table, self._dtype, workers)
+        self._publisher, self._is_first = self._opened.enter_context(self._open()), True
 
     def pause(self) -> None:
         """Does nothing: the engine is paused later, when all that it needs is staged."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Publish the trainer's current weights, and wait until they are live."""
-        if self._received is None:
+        publisher = self._publisher
+        if publisher is None:
             hint = "TRL's trainer calls it when training begins, but only once: to train again, make another trainer."
             raise UsageError("init_weight_transfer was not called", hint=hint)
-        clock = Phases()
-        with clock.phase("take"):
-            broadcast = self._received.take(iterator)
-        first, began = self._publisher is None, time.monotonic()
+        clock, stream = Phases(), _Counted(iterator)
+        first, began = self._is_first, time.monotonic()
         if first:
-            sent = self._begin(self._received, clock)
+            with clock.phase("upload"):
+                sent = self._begin(publisher, stream)
             began = time.monotonic()  # patience does not count the upload of a whole model
         else:
-            sent = self._publish(began + self.patience, clock)
+            with clock.phase("detect"):
+                receipt = publisher.send(stream)
+            with clock.phase("upload"):
+                sent = self._committed(publisher, receipt, began + self.patience)
         patience = max(self.patience, self._joining) if first and self.patience else self.patience
         with clock.phase("live"):
             pause = self._make_live(sent, began, patience, first)
         seconds = {phase: round(value, 4) for phase, value in clock.seconds.items()}
         live = sent.is_there and pause is not None
         self.last = Sync(
-            sent.position.version, live, sent.changed, sent.nbytes, broadcast, pause if live else None, seconds
+            sent.position.version, live, sent.changed, sent.nbytes, stream.nbytes, pause if live else None, seconds
         )
         _log.info("%s", self.last)
 
@@ -192,51 +205,38 @@ class WeightcastTransfer:
 
     def destroy(self) -> None:
         """Upload what is not in the bucket yet, and close; raises if that fails."""
-        received, self._received = self._received, None
-        if received is not None:
-            self._publisher = self._agent = self._followers = None
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            self._agent = self._followers = None
             with self._opened, self._driving:
                 pass
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, received: Streamed, clock: Phases) -> _Sent:
+    def _begin(self, publisher: StreamPublisher, stream: _Counted) -> _Sent:
         """Continue the channel where it is, or start it."""
-        with clock.phase("upload"):
-            before = self._chain.head() if self._chain is not None else None
-            if missing := received.missing:
-                held = _held_by(self._store, received, before)
-                tied = _tied(held, missing)
-                received.fill({name: held.read(name) for name in missing}, tied)
-                for name, other in tied.items():
-                    _log.warning("%s is a copy of %s, and stays one: TRL sends only that", name, other)
-                if frozen := len(missing) - len(tied):
-                    _log.info("%s tensors of the channel are not trained and stay as they are", frozen)
-            self._publisher = publisher = self._opened.enter_context(self._open(received))
-            self._chain = Chain.open(self._store)
-            receipt = publisher.publish()
-            publisher.flush()  # raises an error for which the receipt would wait
-            head = receipt.result()
+        before = self._chain.head() if self._chain is not None else None
+        receipt = publisher.send(stream)
+        self._is_first = False
+        self._chain = Chain.open(self._store)
+        publisher.flush()  # raises an error for which the receipt would wait
+        head = receipt.result()
         if before is not None and head.position == before.position:
             return _Sent(head.position)
-        return _Sent(head.position, head.changed, received.table.nbytes if head.base is None else head.object.size)
+        return _Sent(head.position, head.changed, publisher.table.nbytes if head.base is None else head.object.size)
 
-    def _publish(self, deadline: float, clock: Phases) -> _Sent:
+    def _committed(self, publisher: StreamPublisher, receipt: Receipt, deadline: float) -> _Sent:
         """Wait for the commit of these weights, until the deadline."""
-        assert self._publisher is not None
-        with clock.phase("detect"):
-            receipt = self._publisher.publish()
-        with clock.phase("upload"):
-            try:
-                manifest = receipt.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
-                if not receipt.is_new:  # the head had these weights
-                    return _Sent(manifest.position)
-                return _Sent(manifest.position, manifest.changed, manifest.object.size)
-            except TimeoutError:
-                if self.patience:
-                    hint = "the upload is retried, together with the next version; training goes on"
-                    _log.warning("%s did not take the weights in %g s; %s", self._store.url, self.patience, hint)
-        return _Sent(self._publisher.position, is_there=False)
+        try:
+            manifest = receipt.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+            if not receipt.is_new:  # the head had these weights
+                return _Sent(manifest.position)
+            return _Sent(manifest.position, manifest.changed, manifest.object.size)
+        except TimeoutError:
+            if self.patience:
+                hint = "the upload is retried, together with the next version; training goes on"
+                _log.warning("%s did not take the weights in %g s; %s", self._store.url, self.patience, hint)
+        return _Sent(publisher.position, is_there=False)
 
     # -- live --------------------------------------------------------------------------------------------------------
 
@@ -311,30 +311,3 @@ class WeightcastTransfer:
         if live.no_engine:
             return f"Run `weightcast attach {self._store.url} --engine http://127.0.0.1:8000` next to vLLM."
         return "If it only takes longer, pass a longer patience=…."
-
-
-def _held_by(store: Store, received: Streamed, head: Manifest | None) -> Weights:
-    """The weights of a channel's head, for what is missing; `UsageError` if it has none yet."""
-    names, table = received.missing, received.table
-    if head is None:
-        problem = "the channel has more tensors than the trainer sends, and no version yet"
-        raise UsageError(problem, tensor=names[0], hint="Complete it: run `weightcast init` with the checkpoint again.")
-    held = Copies(table, {spec.name: np.zeros(spec.elements, spec.kind.word) for spec in table})
-    with Subscriber(store, held, Pinned(head.position.version)) as subscriber:
-        subscriber.sync()
-    return held
-
-
-def _tied(held: Weights, missing: Collection[str]) -> dict[str, str]:
-    """The output layer, if it equals the embedding: a checkpoint may hold both, a model holds one, and TRL sends one.
-
-    No others are guessed: a frozen block may well be a copy of one that is trained.
-    """
-    found = {}
-    for spec in (held.table[name] for name in missing if name.endswith(_HEAD)):
-        like = (one.name for one in held.table if one.shape == spec.shape and one.dtype == spec.dtype)
-        for name in like:
-            if name not in missing and np.array_equal(held.read(name), held.read(spec.name)):
-                found[spec.name] = name
-                break
-    return found

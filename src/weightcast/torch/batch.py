@@ -120,8 +120,11 @@ class Copied:
         return cls(batch, [torch.empty(size, dtype=batch.word, device=batch.device) for size in batch.chunks])
 
     def words(self) -> list[torch.Tensor]:
-        placed = zip(self.batch.places, self.batch.sizes, strict=True)
-        return [self.chunks[chunk][offset : offset + size] for (chunk, offset), size in placed]
+        return [self.tensor(i) for i in range(len(self.batch.slots))]
+
+    def tensor(self, i: int) -> torch.Tensor:
+        chunk, offset = self.batch.places[i]
+        return self.chunks[chunk][offset : offset + self.batch.sizes[i]]
 
     def addresses(self) -> list[int]:
         firsts, size = [chunk.data_ptr() for chunk in self.chunks], self.batch.word.itemsize
@@ -208,6 +211,9 @@ class Kernels(ABC, Generic[F]):
         A ``shadow`` holds all of the old bits, and is updated. With a ``ledger``, a kernel set may check in the
         background that the old bits are those of the last delivery.
         """
+
+    def settle(self, copied: Copied) -> None:
+        """Complete what `deliver` has yet to write into a shadow."""
 
     def rest(self, batch: Batch) -> None:
         """Free memory on the device that is held only for speed."""

@@ -153,11 +153,11 @@ class TorchTarget(LiveModel):
         if words.device.type == "cpu":
             cpu.scatter(unsigned(words), indices, new)
         else:
-            words[torch.from_numpy(indices).to(words.device)] = _words(new).to(words.device)
+            words[torch.from_numpy(indices).to(words.device)] = words_of(new).to(words.device)
 
     @torch.no_grad()
     def write(self, name: str, bits: Bits) -> None:
-        self.slots[name].words().copy_(_words(bits))
+        self.slots[name].words().copy_(words_of(bits))
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -196,7 +196,8 @@ def _gone(name: str) -> UsageError:
     return UsageError("the watched tensor was moved, converted or replaced", tensor=name, hint=hint)
 
 
-def _words(bits: Bits) -> torch.Tensor:
+def words_of(bits: Bits) -> torch.Tensor:
+    """Bits as a tensor of signed words; copied only if they are read-only."""
     signed = bits.view("u1" if bits.itemsize == 1 else f"<i{bits.itemsize}")
     return torch.from_numpy(signed if signed.flags.writeable else signed.copy())
 

@@ -1,125 +1,234 @@
-"""Weights that arrive as a stream of tensors, one at a time, and are copied to the host in their wire dtype."""
+"""A detector for weights that arrive as a stream of (name, tensor), whole, each time they are published.
+
+    stream ─▶ groups ─ differ from their shadows ─▶ changes, on their way to the host
+                                      └─▶ shadows, brought on
+
+A group's shadow is on its own device, or in pinned memory of the host. A stream that is refused or interrupted leaves
+all of them as they were.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weightcast.errors import UsageError
-from weightcast.format.spec import TensorSpec, TensorTable
-from weightcast.format.tensors import NARROW, Bits
-from weightcast.format.workers import ONE, Workers
-from weightcast.torch.batch import WORDS, Batch, Kernels, Slot, unsigned
-from weightcast.torch.coordinates import DTYPES
-from weightcast.torch.model import kernels_for, wire_name
+from weightcast.format.scan import Change, Detect, Scan
+from weightcast.format.spec import TensorTable
+from weightcast.format.tensors import Bits
+from weightcast.format.workers import Workers
+from weightcast.torch.arrivals import Arrivals, Stream
+from weightcast.torch.batch import Copied, Delivered, Kernels, Sums, unsigned
+from weightcast.torch.detectors import ModelScan
+from weightcast.torch.groups import Group, free_memory
+from weightcast.torch.model import kernels_for, wire_name, words_of
+from weightcast.torch.transit import PinnedCopy, sums_in_transit
 
-_NAMES_LISTED = 5
-"""Most names of tensors in an error."""
+_log = logging.getLogger("weightcast")
+
+SHARE = 0.25
+"""Of a GPU's free memory when the first stream begins, for shadows: training may not have reached its peak yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Compared:
+    """A group that was compared with its shadow; ``flips`` undo that."""
+
+    group: Group
+    flips: Any
+    delivered: Delivered
+    live: Sums | None
+    """Digests of the tensors as they arrived."""
 
 
 class Streamed:
-    """The last stream's weights in host memory, pinned if they come from a GPU.
+    """The weights of the last stream, and the detector of what the next one changes.
 
     ``table`` is the channel's, if it exists: tensors of it that no stream has, such as frozen ones, keep the bits given
     to `fill`. Without a table, the first stream defines it, and float32 is rounded to ``dtype``.
     """
 
-    def __init__(self, table: TensorTable | None, dtype: str | None, workers: Workers = ONE):
-        self._given, self._wire = table, wire_name(dtype)
-        self._workers = workers
-        self._room: dict[str, torch.Tensor] = {}
-        self._specs: dict[str, TensorSpec] = {}
-        self._others: Mapping[str, Bits] = {}
-        self._tied: Mapping[str, str] = {}
+    @torch.inference_mode(False)  # what is kept is written to later, outside of it
+    @torch.no_grad()
+    def __init__(
+        self,
+        first: Stream,
+        table: TensorTable | None = None,
+        dtype: str | torch.dtype | None = None,
+        detect: Detect | None = None,
+        *,
+        ranked: bool,
+        workers: Workers,
+    ):
+        self._arrivals = Arrivals(table, wire_name(dtype))
+        self._detect, self._ranked, self._workers = detect, ranked, workers
         self._kernels: dict[torch.device, Kernels[Any]] = {}
-        self._table: TensorTable | None = None
+        self._left: dict[torch.device, float] = {}
+        """Bytes that shadows may still take on a device."""
+        self._digests: dict[Group, npt.NDArray[np.uint64]] = {}
+        """Of the shadows on devices: memory there can be lost while a trainer sleeps."""
+        self._others: dict[str, Bits] = {}
+        self._tied: dict[str, str] = {}
+        self._is_broken = False
+        for group in self._arrivals.groups(first):
+            kernels = self._kernels_on(group)
+            self._keep(group, kernels.take(group.batch))
+            if live := self._live_digests(group):
+                self._digests[group] = live()
+            self._arrivals.free(group)
+        for name in self._take_doubles():
+            _log.warning("%s is a copy of the embedding, which is all that the channel has of it", name)
+        specs = [group.slots[i].spec for group, i in self._arrivals.where.values()]
+        self.table = table or TensorTable.of(specs)
+
+    # -- the weights ---------------------------------------------------------------------------------------------------
 
     @property
-    def table(self) -> TensorTable:
-        assert self._table is not None, "no stream was taken yet"
-        return self._table
+    def weights(self) -> Streamed:
+        return self
 
     @property
     def missing(self) -> list[str]:
-        """Tensors of the channel that the stream did not have."""
-        return [spec.name for spec in self.table if spec.name not in self._specs]
+        """Tensors of the channel that no stream had."""
+        return [spec.name for spec in self.table if spec.name not in self._arrivals.where]
 
-    def fill(self, others: Mapping[str, Bits], tied: Mapping[str, str] | None = None) -> None:
+    def fill(self, others: Mapping[str, Bits], tied: Mapping[str, str]) -> None:
         """Set the bits of missing tensors; a ``tied`` one always has those of another tensor."""
-        self._others, self._tied = dict(others), dict(tied or {})
+        self._others, self._tied = dict(others), dict(tied)
+        self._arrivals.copies = self._tied
 
     def read(self, name: str) -> Bits:
-        room = self._room.get(name)
-        if room is None and name in self._tied:
-            room = self._room[self._tied[name]]
-        return self._others[name] if room is None else unsigned(room)
+        name = self._tied.get(name, name)
+        return unsigned(self._wire_bits(name).cpu()) if name in self._arrivals.where else self._others[name]
 
+    def _wire_bits(self, name: str) -> torch.Tensor:
+        group, i = self._arrivals.where[name]
+        assert group.shadow is not None
+        if isinstance(group.shadow, Copied):
+            self._kernels_on(group).settle(group.shadow)
+        return group.shadow.tensor(i)
+
+    # -- scan ----------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode(False)
     @torch.no_grad()
-    def take(self, stream: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Consume a stream; returns its size in bytes. `UsageError` if it does not match the table."""
-        if self._table is None:  # a first stream that was interrupted defines nothing
-            self._specs.clear()
-            self._room.clear()
-        seen: set[str] = set()
-        total, devices = 0, set()
-        for name, tensor in stream:
-            if name in seen:
-                raise UsageError("the trainer sent a tensor twice", tensor=name)
-            seen.add(name)
-            self._take_one(name, tensor)
-            total += tensor.nbytes
-            devices.add(tensor.device)
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        if not seen:
-            hint = "Is the whole model frozen? TRL does not send frozen tensors."
-            raise UsageError("the trainer sent no tensors", hint=hint)
-        if fewer := sorted(self._specs.keys() - seen):  # silently, these would keep their old bits
-            names = ", ".join(fewer[:_NAMES_LISTED]) + (" …" if len(fewer) > _NAMES_LISTED else "")
-            hint = "If it trains other parameters now, restart the trainer."
-            problem = f"the trainer did not send tensors that it sent before: {names}"
-            raise UsageError(problem, tensor=fewer[0], hint=hint)
-        if self._table is None:
-            self._table = self._given or TensorTable.of(self._specs.values())
-        return total
+    def scan(self, stream: Stream | None = None) -> Scan:
+        """Find what a stream changes; without one, nothing. `UsageError` if it does not match the table."""
+        if self._is_broken:
+            raise UsageError("a stream was interrupted, and so was undoing it", hint="Open a new publisher.")
+        if stream is None:
+            return ModelScan(self.table, [])
+        known, done = set(self._arrivals.where), list[_Compared]()
+        try:
+            for group in self._arrivals.groups(stream):
+                if group.shadow is None:
+                    self._keep(group, self._as_before(group))
+                done.append(self._compare(group))
+            self._take_doubles()
+            digests = {one.group: one.live() for one in done if one.live is not None}
+            found = [one.delivered.changes(self._replaced(one, digests.get(one.group))) for one in done]
+        except BaseException:
+            self._is_broken = True
+            self._undo(done, known)
+            self._is_broken = False
+            raise
+        self._digests |= digests
+        for name in self._arrivals.where.keys() - known:
+            del self._others[name]
+        return ModelScan(self.table, [self._with_tied(changes) for changes in found])
 
-    def _take_one(self, name: str, tensor: torch.Tensor) -> None:
-        spec = self._specs.get(name) or self._spec_of(name, tensor)
-        if tuple(tensor.shape) != spec.shape:
-            problem = f"the trainer sent shape {list(tensor.shape)}, the channel has {list(spec.shape)}"
-            raise UsageError(problem, tensor=name, hint=_OTHER_MODEL)
-        own = DTYPES.get(tensor.dtype)
-        narrow = own == "F32" and spec.dtype in NARROW
-        if not narrow and own != spec.dtype:
-            problem = f"the trainer sent {own or tensor.dtype}, the channel has {spec.dtype}"
-            raise UsageError(problem, tensor=name, hint="Train in float32 or in the channel's dtype.")
-        slot = Slot(spec, tensor.contiguous(), narrow=narrow)
-        if narrow and tensor.device not in self._kernels:
-            self._kernels[tensor.device] = kernels_for(tensor.device, self._workers)
-        words = self._kernels[tensor.device].take(Batch([slot])).words()[0] if narrow else slot.words()
-        if name not in self._room:
-            word = WORDS[spec.kind.width // 8]
-            self._room[name] = torch.empty(spec.elements, dtype=word, pin_memory=tensor.device.type == "cuda")
-            self._specs[name] = spec
-        self._room[name].copy_(words, non_blocking=True)
+    def _compare(self, group: Group) -> _Compared:
+        """Find what changed in a whole group, and bring its shadow on."""
+        kernels, old = self._kernels_on(group), group.load()
+        flips = kernels.differ(group.batch, old)
+        live = self._live_digests(group)
+        delivered = kernels.deliver(group.batch, flips, self._ranked, old)
+        kernels.rest(group.batch)
+        group.store(old)
+        self._arrivals.free(group)
+        return _Compared(group, flips, delivered, live)
 
-    def _spec_of(self, name: str, tensor: torch.Tensor) -> TensorSpec:
-        if self._table is not None and self._given is None:
-            raise UsageError("the trainer sent a tensor that it did not send before", tensor=name)
-        if self._given is not None:
-            if name not in self._given:
-                raise UsageError("the channel has no such tensor", tensor=name, hint=_OTHER_MODEL)
-            return self._given[name]
-        own = DTYPES.get(tensor.dtype)
-        if own is None:
-            raise UsageError(f"safetensors files cannot hold {tensor.dtype}", tensor=name)
-        return TensorSpec(name, self._wire if own == "F32" and self._wire else own, tuple(tensor.shape))
+    def _live_digests(self, group: Group) -> Sums | None:
+        """Digests of a group's tensors as they arrived, in transit; None on the host, where memory is not lost."""
+        on_host = group.kind.device.type == "cpu"
+        return None if on_host else sums_in_transit(self._kernels_on(group).digests(group.batch))
+
+    def _replaced(self, one: _Compared, digests: npt.NDArray[np.uint64] | None) -> dict[int, tuple[Bits, int]]:
+        """The tensors whose shadow was lost since the last stream: they are sent whole."""
+        expected, names = self._digests.get(one.group), one.group.names
+        if digests is None or expected is None:
+            return {}
+        wrong = np.flatnonzero(digests != expected + one.delivered.gains()).tolist()
+        for i in wrong:
+            _log.warning("the GPU's copy of %s was overwritten since the last stream: published whole", names[i])
+        return {i: (self.read(names[i]).copy(), int(digests[i])) for i in wrong}
+
+    def _undo(self, done: list[_Compared], known: set[str]) -> None:
+        """Bring shadows back to where they were before a stream, and forget tensors that were not ``known``."""
+        for one in done:
+            old = one.group.load()
+            self._kernels_on(one.group).put(old, one.flips)
+            one.group.store(old)
+        self._arrivals.forget(known)
+
+    def _take_doubles(self) -> list[str]:
+        """Drop output layers that the channel has only as the embedding; `UsageError` if the two differ."""
+        doubles = self._arrivals.doubles
+        for name, group in doubles.items():
+            like = self._arrivals.embedding_like(name, group.slots[0].spec.shape)
+            assert like is not None
+            wire = self._kernels_on(group).take(group.batch).tensor(0)
+            if like.name not in self._arrivals.where or not _same(wire, self._wire_bits(like.name)):
+                problem = f"the channel does not have it, and it is not a copy of {like.name}"
+                raise UsageError(problem, tensor=name, hint="Begin another channel with this model's weights.")
+            self._arrivals.free(group)
+        names = list(doubles)
+        doubles.clear()
+        return names
+
+    def _with_tied(self, changes: Iterator[Change]) -> Iterator[Change]:
+        for change in changes:
+            yield change
+            for name, other in self._tied.items():
+                if other == change.spec.name:
+                    yield replace(change, spec=self.table[name])
+
+    def close(self) -> None:
+        self._arrivals = Arrivals(None, None)
+        self._others, self._digests = {}, {}
+
+    # -- shadows -------------------------------------------------------------------------------------------------------
+
+    def _keep(self, group: Group, copied: Copied) -> None:
+        """Keep a group's shadow on its device, or in pinned memory."""
+        device = group.kind.device
+        size = sum(chunk.nbytes for chunk in copied.chunks)
+        if device.type == "cuda" and self._detect is None:
+            self._left.setdefault(device, SHARE * (free_memory(device) + size))
+        away = device.type == "cuda" and (self._detect == "host" or self._left.get(device, size) < size)
+        if not away and device in self._left:
+            self._left[device] -= size
+        group.shadow = PinnedCopy(copied) if away else copied
+
+    def _as_before(self, group: Group) -> Copied:
+        """The bits that the tensors of a new group had, which no stream had before."""
+        copied = Copied.room(group.batch)
+        for words, name in zip(copied.words(), group.names, strict=True):
+            words.copy_(words_of(self._others[name]))
+        return copied
+
+    def _kernels_on(self, group: Group) -> Kernels[Any]:
+        device = group.kind.device
+        if device not in self._kernels:
+            self._kernels[device] = kernels_for(device, self._workers)
+        return self._kernels[device]
 
 
-_OTHER_MODEL = (
-    "Is this the channel of that model? If the checkpoint stores tensors in another form than the model, as with the"
-    " experts of a mixture, publish with weightcast.integrations.transformers.WeightcastCallback."
-)
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one, other.to(one.device))

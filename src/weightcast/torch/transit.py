@@ -66,16 +66,21 @@ class PinnedCopy:
     """A copy of a batch's bits that stays in pinned memory, and is sent to the device for a scan."""
 
     def __init__(self, copied: Copied):
-        self._batch = copied.batch
-        self._chunks = [torch.empty(chunk.shape, dtype=chunk.dtype, pin_memory=True) for chunk in copied.chunks]
+        chunks = [torch.empty(chunk.shape, dtype=chunk.dtype, pin_memory=True) for chunk in copied.chunks]
+        self._kept = Copied(copied.batch, chunks)
         self.store(copied)
 
     def store(self, copied: Copied) -> None:
         """Store the updated bits, while the device continues."""
-        self._stored = _copy_beside(copied.chunks, self._chunks)
+        self._stored = _copy_beside(copied.chunks, self._kept.chunks)
 
     def load(self) -> Copied:
         """The copy on the device, for one scan."""
-        torch.cuda.current_stream(self._batch.device).wait_event(self._stored)
-        chunks = [chunk.to(self._batch.device, non_blocking=True) for chunk in self._chunks]
-        return Copied(self._batch, chunks)
+        batch = self._kept.batch
+        torch.cuda.current_stream(batch.device).wait_event(self._stored)
+        return Copied(batch, [chunk.to(batch.device, non_blocking=True) for chunk in self._kept.chunks])
+
+    def tensor(self, i: int) -> torch.Tensor:
+        """The wire bits of one tensor, on the host."""
+        self._stored.synchronize()
+        return self._kept.tensor(i)

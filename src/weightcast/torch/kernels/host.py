@@ -125,9 +125,7 @@ class HostKernels(Kernels[Flips]):
         return copied
 
     def differ(self, batch: Batch, old: Copied) -> Flips:
-        unfinished = self._unfinished.pop(old, None)
-        if unfinished is not None:
-            unfinished.finish()
+        self.settle(old)
         sources, olds = _bits_in(batch), _bits_in(old)
 
         def one(task: tuple[int, int]) -> tuple[Indices, Bits]:
@@ -148,7 +146,13 @@ class HostKernels(Kernels[Flips]):
     def count(self, flips: Flips) -> int:
         return sum(indices.size for indices, _ in flips.places)
 
+    def settle(self, copied: Copied) -> None:
+        unfinished = self._unfinished.pop(copied, None)
+        if unfinished is not None:
+            unfinished.finish()
+
     def put(self, copied: Copied, flips: Flips) -> None:
+        self.settle(copied)
         for bits, (indices, was) in zip(_bits_in(copied), flips.places, strict=True):
             cpu.scatter(bits, indices, was)
 
