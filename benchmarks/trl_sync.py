@@ -85,7 +85,7 @@ def an_engine_that_says_yes(channel: str) -> Iterator[None]:
 
     def follow() -> None:
         head = chain.head()
-        while not ended.wait(0.01) and head is not None:
+        while not ended.wait(0.05) and head is not None:
             put_heartbeat(chain, Heartbeat("benchmark", head.position, time.time(), None, 0.0))
             head = chain.after(head.position.version) or head
 

@@ -12,11 +12,13 @@ from weightcast.format.scan import WireDtype
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import NARROW
 from weightcast.torch.coordinates import DTYPES
-from weightcast.torch.groups import LIMIT, Group, Kind, aligned
+from weightcast.torch.groups import Group, Kind, aligned, limit_on
 
 Stream = Iterable[tuple[str, torch.Tensor]]
 
 HEAD = "lm_head.weight"
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _NAMES_LISTED = 5
 """Most names of tensors in an error."""
@@ -38,6 +40,8 @@ class Arrivals:
 
     table: TensorTable | None
     wire: WireDtype | None
+    in_parts: bool
+    """Whether shadows are kept elsewhere than the tensors."""
     where: dict[str, tuple[Group, int]] = field(default_factory=dict)
     """The group of each tensor that a stream had, and its index there."""
     copies: dict[str, str] = field(default_factory=dict)
@@ -69,10 +73,11 @@ class Arrivals:
                 tensor = _widened(tensor, spec)
                 kind = _kind(tensor, spec)
                 full = forming.get(kind)
-                if full is not None and not full.has_room_for(tensor.nbytes):
+                if full is not None and not full.has_room_for(tensor.numel()):
                     yield forming.pop(kind)
                 group = forming.setdefault(kind, Group(kind))
-                self.where[name] = group, self._add(group, spec, tensor)
+                limit = limit_on(kind.device, self.in_parts)
+                self.where[name] = group, self._add(group, spec, tensor, limit)
         self._refuse(unknown, expected - seen, bool(seen))
         yield from forming.values()
 
@@ -87,14 +92,14 @@ class Arrivals:
             problem = f"the trainer sent {own}, before it sent {was}; the channel has {spec.dtype}"
             raise UsageError(problem, tensor=name, hint="If it trains in another dtype now, restart the trainer.")
         if group.room is None:
-            group.room = self._room(kind.device, group.nbytes)
+            group.room = self._room(kind, group.used)
         group.receive(i, tensor)
         return group
 
-    def _add(self, group: Group, spec: TensorSpec, tensor: torch.Tensor, limit: int = LIMIT) -> int:
+    def _add(self, group: Group, spec: TensorSpec, tensor: torch.Tensor, limit: int) -> int:
         """Copy a tensor that no stream had before into a group that is being formed."""
         if group.room is None:
-            group.room = self._room(group.kind.device, max(limit, aligned(tensor.nbytes)))
+            group.room = self._room(group.kind, max(limit // tensor.itemsize, aligned(tensor.numel())))
         i = group.add(spec)
         group.receive(i, tensor)
         return i
@@ -125,18 +130,22 @@ class Arrivals:
 
     # -- rooms ---------------------------------------------------------------------------------------------------------
 
-    def _room(self, device: torch.device, nbytes: int) -> torch.Tensor:
-        spare = self._spare
-        if device.type == "cpu" and spare is not None and spare.numel() >= nbytes:
+    def _room(self, kind: Kind, words: int) -> torch.Tensor:
+        spare, nbytes = self._spare, words * kind.word.itemsize
+        if kind.device.type == "cpu" and spare is not None and spare.numel() >= nbytes:
             self._spare = None
-            return spare
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+            return spare[:nbytes].view(kind.word)
+        return torch.empty(words, dtype=kind.word, device=kind.device)
 
     def free(self, group: Group) -> None:
         """Free a group's room. On the host one is kept: fresh pages would cost more than the copy."""
-        room, spare = group.leave(), self._spare
-        if room is not None and room.device.type == "cpu" and (spare is None or spare.numel() < room.numel()):
-            self._spare = room
+        room = group.leave()
+        if (
+            room is not None
+            and room.device.type == "cpu"
+            and (self._spare is None or self._spare.numel() < room.nbytes)
+        ):
+            self._spare = room.view(torch.uint8)
 
     # -- what does not match -------------------------------------------------------------------------------------------
 
@@ -174,13 +183,13 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose memory can be read as it is; `UsageError` for a shard, and for what is not in memory."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"expected a tensor, got {type(tensor).__name__}", tensor=name)
-    if hasattr(tensor, "full_tensor"):
+    is_plain = type(tensor) in _PLAIN or type(tensor.detach()) is torch.Tensor
+    if not is_plain and hasattr(tensor, "full_tensor"):
         raise UsageError("the tensor is a shard", tensor=name, hint="Send its full_tensor(), from one rank.")
-    detached = tensor.detach()
-    if type(detached) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
+    if not is_plain or tensor.layout != torch.strided or tensor.is_meta:
         problem = f"expected a dense tensor in memory, got {type(tensor).__name__} ({tensor.layout}, {tensor.device})"
         raise UsageError(problem, tensor=name)
-    return detached.resolve_conj().resolve_neg()
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 import torch
 
@@ -15,6 +16,9 @@ from weightcast.torch.transit import PinnedCopy
 
 LIMIT = 1 << 28
 """Bytes of a group; a tensor that is larger is a group of its own."""
+
+_LARGEST, _SMALLEST, _PART = 1 << 30, 1 << 26, 16
+"""On a GPU: the fewer groups, the fewer launches. At most a 16th of what is free."""
 
 _ALIGNMENT = 16
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
@@ -42,11 +46,14 @@ class Group:
 
     kind: Kind
     room: torch.Tensor | None = None
-    nbytes: int = 0
+    """Words, in which the tensors are one after the other."""
+    used: int = 0
+    """Words of a room."""
     slots: list[Slot] = field(default_factory=list)
     shadow: Copied | PinnedCopy | None = None
     """Their wire bits as of the last stream; None until the first one is whole."""
-    _places: list[tuple[int, int]] = field(default_factory=list)
+    _places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(default_factory=list)
+    """Shape, strides and first word of each."""
     _arrived: int = 0
 
     @property
@@ -57,24 +64,23 @@ class Group:
     def is_whole(self) -> bool:
         return self._arrived == len(self.slots)
 
-    def has_room_for(self, nbytes: int) -> bool:
-        return self.room is not None and self.nbytes + nbytes <= self.room.numel()
+    def has_room_for(self, elements: int) -> bool:
+        return self.room is not None and self.used + elements <= self.room.numel()
 
     def add(self, spec: TensorSpec) -> int:
         """Add a tensor to a group that is being formed; returns its index."""
-        size = spec.elements * self.kind.dtype.itemsize
-        self._places.append((self.nbytes, self.nbytes + size))
-        self.nbytes += aligned(size)
+        strides = tuple(prod(spec.shape[i + 1 :]) for i in range(len(spec.shape)))
+        self._places.append((spec.shape, strides, self.used))
+        self.used += aligned(spec.elements)
         self.slots.append(Slot(spec, _NOWHERE, narrow=self.kind.narrow))
         return len(self.slots) - 1
 
     def receive(self, i: int, tensor: torch.Tensor) -> None:
         """Copy a tensor that has arrived, in the order of its device's current stream."""
         assert self.room is not None
-        first, end = self._places[i]
-        source = self.slots[i].source = self.room[first:end].view(self.kind.word)
+        source = self.slots[i].source = self.room.as_strided(*self._places[i])
         # Never `non_blocking`: from pinned memory, the copy would still run when the sender reuses that.
-        source.view(tensor.shape).copy_(tensor.view(self.kind.word))
+        source.copy_(tensor.view(self.kind.word))
         self._arrived += 1
 
     @cached_property
@@ -100,8 +106,16 @@ class Group:
             self.shadow.store(copied)
 
 
-def aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def aligned(elements: int) -> int:
+    """Elements of a room for a tensor: the next one begins where the widest loads can be used."""
+    return -(-elements // _ALIGNMENT) * _ALIGNMENT
+
+
+def limit_on(device: torch.device, in_parts: bool) -> int:
+    """Bytes of a group; ``in_parts``: shadows are sent to the device, one while the group before is compared."""
+    if device.type != "cuda" or in_parts:
+        return LIMIT
+    return min(_LARGEST, max(_SMALLEST, free_memory(device) // _PART))
 
 
 def free_memory(device: torch.device) -> int:

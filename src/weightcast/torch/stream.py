@@ -24,11 +24,11 @@ from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.arrivals import Arrivals, Stream
-from weightcast.torch.batch import Copied, Delivered, Kernels, Sums, unsigned
+from weightcast.torch.batch import Copied, Delivered, Kernels, unsigned
 from weightcast.torch.detectors import ModelScan
 from weightcast.torch.groups import Group, free_memory
 from weightcast.torch.model import kernels_for, wire_name, words_of
-from weightcast.torch.transit import PinnedCopy, sums_in_transit
+from weightcast.torch.transit import PinnedCopy, Transit
 
 _log = logging.getLogger("weightcast")
 
@@ -43,7 +43,7 @@ class _Compared:
     group: Group
     flips: Any
     delivered: Delivered
-    live: Sums | None
+    live: torch.Tensor | None
     """Digests of the tensors as they arrived."""
 
 
@@ -66,7 +66,7 @@ class Streamed:
         ranked: bool,
         workers: Workers,
     ):
-        self._arrivals = Arrivals(table, wire_name(dtype))
+        self._arrivals = Arrivals(table, wire_name(dtype), in_parts=detect == "host")
         self._detect, self._ranked, self._workers = detect, ranked, workers
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._left: dict[torch.device, float] = {}
@@ -79,8 +79,7 @@ class Streamed:
         for group in self._arrivals.groups(first):
             kernels = self._kernels_on(group)
             self._keep(group, kernels.take(group.batch))
-            if live := self._live_digests(group):
-                self._digests[group] = live()
+            self._digests |= _received([(group, self._live_digests(group))])
             self._arrivals.free(group)
         for name in self._take_doubles():
             _log.warning("%s is a copy of the embedding, which is all that the channel has of it", name)
@@ -131,7 +130,7 @@ class Streamed:
                     self._keep(group, self._as_before(group))
                 done.append(self._compare(group))
             self._take_doubles()
-            digests = {one.group: one.live() for one in done if one.live is not None}
+            digests = _received([(one.group, one.live) for one in done])
             found = [one.delivered.changes(self._replaced(one, digests.get(one.group))) for one in done]
         except BaseException:
             self._is_broken = True
@@ -154,10 +153,10 @@ class Streamed:
         self._arrivals.free(group)
         return _Compared(group, flips, delivered, live)
 
-    def _live_digests(self, group: Group) -> Sums | None:
-        """Digests of a group's tensors as they arrived, in transit; None on the host, where memory is not lost."""
+    def _live_digests(self, group: Group) -> torch.Tensor | None:
+        """Digests of a group's tensors as they arrived; None on the host, where memory is not lost."""
         on_host = group.kind.device.type == "cpu"
-        return None if on_host else sums_in_transit(self._kernels_on(group).digests(group.batch))
+        return None if on_host else self._kernels_on(group).digests(group.batch)
 
     def _replaced(self, one: _Compared, digests: npt.NDArray[np.uint64] | None) -> dict[int, tuple[Bits, int]]:
         """The tensors whose shadow was lost since the last stream: they are sent whole."""
@@ -200,7 +199,7 @@ class Streamed:
                     yield replace(change, spec=self.table[name])
 
     def close(self) -> None:
-        self._arrivals = Arrivals(None, None)
+        self._arrivals = Arrivals(None, None, in_parts=False)
         self._others, self._digests = {}, {}
 
     # -- shadows -------------------------------------------------------------------------------------------------------
@@ -228,6 +227,20 @@ class Streamed:
         if device not in self._kernels:
             self._kernels[device] = kernels_for(device, self._workers)
         return self._kernels[device]
+
+
+def _received(live: list[tuple[Group, torch.Tensor | None]]) -> dict[Group, npt.NDArray[np.uint64]]:
+    """Digests of groups, from their devices: in one transit from each."""
+    on: dict[torch.device, dict[Group, torch.Tensor]] = {}
+    for group, sums in live:
+        if sums is not None:
+            on.setdefault(group.kind.device, {})[group] = sums
+    transits = [(groups, Transit(list(groups.values()))) for groups in on.values()]
+    return {
+        group: array.view(np.uint64)
+        for groups, transit in transits
+        for group, array in zip(groups, transit.arrays(), strict=True)
+    }
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
