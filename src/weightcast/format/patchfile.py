@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from shutil import copyfileobj
 from typing import IO, Any
@@ -337,11 +338,15 @@ def decode(data: bytes | memoryview, old: Weights | None = None, workers: Worker
 def decode_tensors(
     reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
 ) -> Iterator[TensorPatch]:
-    """Decode some tensors in order, a few at a time."""
-    for batch in workers.batches(rows, lambda row: row.spec.elements, AT_ONCE):
+    """Decode some tensors in order, a few at a time: the next ones while the caller uses those before."""
+
+    def decoded(batch: Sequence[Row]) -> list[TensorPatch]:
         olds: Sequence[Bits | None] = [None] * len(batch)
         if old is not None and reader.header.base is not None:
             for row in batch:
                 refuse_other_tensor(old.table, row.spec)
             olds = read_all(old, [row.spec.name for row in batch], workers)
-        yield from reader.decode(batch, olds, workers)
+        return reader.decode(batch, olds, workers)
+
+    batches = workers.batches(rows, lambda row: row.spec.elements, AT_ONCE)
+    yield from chain.from_iterable(workers.ahead(decoded, batches))

@@ -77,6 +77,25 @@ class Workers(Closing):
         finally:
             wait([future for future in ahead if not future.cancel()])
 
+    def ahead(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Results in order. The next one is begun before the consumer gets one, and may call `map`.
+
+        Not for a thread of the pool: it would wait for others of it.
+        """
+        if self._pool is None:
+            yield from map(function, items)
+            return
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(self._pool.submit(function, item))
+                if len(waiting) > 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            wait([future for future in waiting if not future.cancel()])
+
     def batches(self, items: Iterable[T], elements: Callable[[T], int], each: int = 1 << 22) -> Iterator[list[T]]:
         """Consecutive items with about ``each`` elements for a thread: all are busy, and memory stays bounded."""
         batch: list[T] = []

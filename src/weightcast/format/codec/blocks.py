@@ -133,14 +133,14 @@ def decode(jobs: Sequence[tuple[Coded, Bits | None]], workers: Workers) -> list[
     tensors["old"] = [address(old) for _, old in jobs]
     tensors["stream"], tensors["nbytes"] = [address(stream) for stream in streams], [stream.size for stream in streams]
     # A block more: a count that is a little too small can then be told.
-    rooms = room_for(sum(row.changed for row in rows) + BLOCK)
-    run(reader.decode_tasks, workers, tensors, tasks, *rooms)
-    wrong = np.flatnonzero(tasks["count"] < 0)
-    if wrong.size:
-        task = tasks[wrong[0]]
-        spec = specs[task["tensor"]]
-        raise FormatError(_problem(task, spec.kind.word.itemsize), tensor=spec.name)
-    found = collect(specs, tensors, tasks, rooms, workers)
+    with room_for(sum(row.changed for row in rows) + BLOCK) as rooms:
+        run(reader.decode_tasks, workers, tensors, tasks, *rooms)
+        wrong = np.flatnonzero(tasks["count"] < 0)
+        if wrong.size:
+            task = tasks[wrong[0]]
+            spec = specs[task["tensor"]]
+            raise FormatError(_problem(task, spec.kind.word.itemsize), tensor=spec.name)
+        found = collect(specs, tensors, tasks, rooms, workers)
     return [patch_of(row.spec, one, row.digest) for row, one in zip(rows, found, strict=True)]
 
 

@@ -10,7 +10,6 @@ from weightcast.format.kernels.bands import (
     RANK_BITS,
     REACH_BITS,
     by_band,
-    count_members,
     key_of,
     members_of,
     ordered,
@@ -19,7 +18,7 @@ from weightcast.format.kernels.bands import (
 )
 from weightcast.format.kernels.bitio import SLACK, get, get_rice, get_wide
 from weightcast.format.kernels.compile import kernel
-from weightcast.format.kernels.lanes import LANES, deposit, load_word, popcount, range_mask, trailing_zeros
+from weightcast.format.kernels.lanes import LANES, deposit, popcount, range_mask, trailing_zeros
 from weightcast.format.kernels.memory import TURN, bytes_at, changes_at, gather_at, keys_at, take
 from weightcast.format.kernels.tasks import RAW, give_up, keep_changes, traits_of
 
@@ -44,41 +43,32 @@ def _read_ranks(data, at, end, parameter, total, ranks):
 
 
 @kernel
-def _mark_others(keys, low, high, ranks, changed):
-    """Mark the places of a band's members that ``ranks`` do not list, and clear them. No branch depends on the data."""
-    seen = 0
+def _read_members(data, at, end, parameter, inverted, keys, low, high, changed):
+    """Mark the places of a band's listed members, or of all others; returns the next bit or an error.
+
+    Members are counted and ranks are read in one walk over the words: a rank belongs to the word that reaches it.
+    """
+    gap, at = get_rice(data, at, parameter, RANK_BITS)
+    rank, seen = np.int64(gap), np.int64(0)
     for word in range(changed.size):
         if word < keys.size // LANES:
             members = range_mask(keys, word * LANES, np.uint8(low), np.uint8(high - low))
         else:
             members = members_of(keys, word, low, high)
         size = np.int64(popcount(members))
-        chosen = load_word(ranks, seen >> 3) >> np.uint64(seen & 7)
-        if size > 57:  # more than one load holds
-            chosen |= load_word(ranks, (seen >> 3) + 8) << np.uint64(64 - (seen & 7)) if seen & 7 else _U0
-        changed[word] |= deposit(~chosen, members)
+        if inverted or rank < seen + size:
+            listed = _U0
+            while rank < seen + size:
+                if at > end:
+                    return np.int64(ENDED)
+                listed |= _U1 << np.uint64(rank - seen)
+                gap, at = get_rice(data, at, parameter, RANK_BITS)
+                rank += np.int64(gap) + 1
+            changed[word] |= deposit(~listed if inverted else listed, members)
         seen += size
-    ranks[: (seen >> 3) + 1] = 0
-
-
-@kernel
-def _read_listed(data, at, end, parameter, keys, low, high, before, changed):
-    """Mark the places of a band's listed members; returns the next bit or an error.
-
-    ``before`` are its members before each word. Only words with a change are looked into: few members are listed.
-    """
-    rank, word, total = np.int64(-1), 0, before[-1]
-    while True:
-        gap, at = get_rice(data, at, parameter, RANK_BITS)
-        if at > end:
-            return np.int64(ENDED)
-        rank += np.int64(gap) + 1
-        if rank >= total:
-            return at if rank == total else np.int64(RANK)
-        while before[word + 1] <= rank:
-            word += 1
-        members = members_of(keys, word, low, high)
-        changed[word] |= deposit(_U1 << np.uint64(rank - before[word]), members)
+    if at > end:
+        return np.int64(ENDED)
+    return at if rank == seen else np.int64(RANK)
 
 
 @kernel
@@ -114,26 +104,18 @@ def _read_header(data, at, end, uppers, parameter, inverted):
 
 
 @kernel
-def _read_places(data, at, end, bands, uppers, parameter, inverted, keys, ranks, before, changed, places):
+def _read_places(data, at, end, bands, uppers, parameter, inverted, keys, changed, places):
     """The places that changed in a block, in order; returns their number and the next bit, or an error."""
     changed[:] = 0
     key = 0
     for b in range(bands):
         if parameter[2 * b] != NOTHING:
-            if bands > 1:
-                count_members(keys, key, uppers[b], before)
+            if bands == 1 and not inverted[0]:  # ranks are places
+                at = _read_ranks(data, at, end, parameter[0], keys.size, changed.view(np.uint8))
             else:
-                before[-1] = keys.size
-            if inverted[2 * b]:
-                at = _read_ranks(data, at, end, parameter[2 * b], before[-1], ranks)
-            elif bands == 1:  # ranks are places
-                at = _read_ranks(data, at, end, parameter[0], before[-1], changed.view(np.uint8))
-            else:
-                at = _read_listed(data, at, end, parameter[2 * b], keys, key, uppers[b], before, changed)
+                at = _read_members(data, at, end, parameter[2 * b], inverted[2 * b], keys, key, uppers[b], changed)
             if at < 0:
                 return at, at
-            if inverted[2 * b]:
-                _mark_others(keys, key, uppers[b], ranks, changed)
         key = uppers[b] + 1
     used = 0
     for word in range(changed.size):
@@ -241,7 +223,6 @@ def decode_tasks(counters, tensors, tasks, all_indices, all_was, all_now):
     all_keys, no_keys = np.empty(BLOCK + LANES, np.uint8), np.zeros(BLOCK + LANES, np.uint8)
     ranks, all_changed = np.zeros(BLOCK // 8 + 16, np.uint8), np.empty(BLOCK // LANES, np.uint64)
     uppers, parameter = np.empty(MAX_BANDS, np.int64), np.empty(2 * MAX_BANDS, np.int64)
-    all_before = np.empty(BLOCK // LANES + 1, np.int64)
     inverted, room = np.zeros(2 * MAX_BANDS, np.bool_), np.empty(8 * BLOCK, np.uint8)
     while True:
         i = take(counters, TURN, 1)
@@ -261,10 +242,8 @@ def decode_tasks(counters, tensors, tasks, all_indices, all_was, all_now):
                     keys = all_keys[: task.elements]
                     keys_at(old, tensor.word, task.elements, dtype, keys)
                 words = (task.elements + LANES - 1) // LANES
-                changed, before = all_changed[:words], all_before[: words + 1]
-                n, at = _read_places(
-                    data, at, end, bands, uppers, parameter, inverted, keys, ranks, before, changed, places
-                )
+                changed = all_changed[:words]
+                n, at = _read_places(data, at, end, bands, uppers, parameter, inverted, keys, changed, places)
             if n > 0:
                 gather_at(old, tensor.word, task.elements, places[:n], was)
                 wrong = _read_steps(
