@@ -184,7 +184,7 @@ def test_example_with_arrays_in_the_readme_runs(tmp_path: Path) -> None:
 def test_examples_with_torch_run(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     guide = (SOURCE.parents[1] / "docs/guides/training.md").read_text()
-    in_readme, (in_guide, _, receiving) = examples_in(README)[0], examples_in(guide)
+    in_readme, (in_guide, _, streaming, receiving) = examples_in(README)[0], examples_in(guide)
     for i, example in enumerate((in_readme, in_guide)):
         model = torch.nn.Linear(4, 4)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -198,6 +198,8 @@ def test_examples_with_torch_run(tmp_path: Path) -> None:
 
         there = {"url": str(tmp_path / str(i)), "model": model, "optimizer": optimizer, "data": torch.randn(3, 2, 4)}
         exec(example, there | {"compute_loss": compute_loss, "train": train})
+        train(model, there["data"][0])
+        exec(streaming, there | {"wc": wc})
         follower = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
 
         def stop(position: wc.Position) -> None:
