@@ -16,8 +16,8 @@ import torch
 
 from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
-from weightcast.format.patch import Indices
 from weightcast.format.scan import Change, ranked
+from weightcast.format.tasks import Found, compare_tensors
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import Batch, Copied, Kernels, Ledger, log_edits, replacement, unsigned, without_undone
@@ -28,9 +28,12 @@ SPAN = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Flips:
-    """For each tensor: sorted flat indices, and the old bits there. ``old`` has all the old bits."""
+    """For each tensor: sorted flat indices, the old bits there, and the bits when they were found.
 
-    places: list[tuple[Indices, Bits]]
+    ``old`` has all the old bits.
+    """
+
+    found: list[Found]
     old: Copied
 
 
@@ -126,25 +129,11 @@ class HostKernels(Kernels[Flips]):
 
     def differ(self, batch: Batch, old: Copied) -> Flips:
         self.settle(old)
-        sources, olds = _bits_in(batch), _bits_in(old)
-
-        def one(task: tuple[int, int]) -> tuple[Indices, Bits]:
-            i, first = task
-            before = olds[i][first : first + SPAN]
-            after = self._wire_span(batch, sources[i], first, before.size)
-            # Room for every element: pages that are never written are never allocated.
-            indices, was, now = np.empty(before.size, np.int64), np.empty_like(before), np.empty_like(before)
-            n = cpu.changes(before, after, first, indices, was, now)
-            return indices[:n].copy(), was[:n].copy()
-
-        tasks = _spans(batch)
-        pieces: list[list[tuple[Indices, Bits]]] = [[] for _ in batch.sizes]
-        for (i, _), piece in zip(tasks, self._workers.map(one, tasks), strict=True):
-            pieces[i].append(piece)
-        return Flips([_joined(parts, batch.kind.word) for parts in pieces], old)
+        now = _bits_in(batch if batch.narrow is None else self.take(batch))
+        return Flips(compare_tensors(batch.specs, _bits_in(old), now, self._workers), old)
 
     def count(self, flips: Flips) -> int:
-        return sum(indices.size for indices, _ in flips.places)
+        return sum(one.indices.size for one in flips.found)
 
     def settle(self, copied: Copied) -> None:
         unfinished = self._unfinished.pop(copied, None)
@@ -153,27 +142,35 @@ class HostKernels(Kernels[Flips]):
 
     def put(self, copied: Copied, flips: Flips) -> None:
         self.settle(copied)
-        for bits, (indices, was) in zip(_bits_in(copied), flips.places, strict=True):
-            cpu.scatter(bits, indices, was)
+        for bits, one in zip(_bits_in(copied), flips.found, strict=True):
+            cpu.scatter(bits, one.indices, one.was)
 
     def deliver(
         self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
     ) -> HostDelivered:
-        sources = _bits_in(batch)
-
-        def one(i: int) -> Change:
-            indices, was = flips.places[i]
-            there, now = np.empty(indices.size, sources[i].dtype), np.empty_like(was)
-            cpu.gather(sources[i], indices, 0, there)
-            _wire(batch, there, now)
-            return Change(batch.specs[i], indices, was, now, int(cpu.digest_change(indices, was, now)))
-
-        found = self._workers.map(one, range(len(sources)))
+        # With a shadow, flips were found right before; without one, steps may have followed.
+        found = flips.found if shadow is not None else self._as_now(batch, flips)
+        changes = [
+            Change(spec, one.indices, one.was, one.now, one.gain) for spec, one in zip(batch.specs, found, strict=True)
+        ]
         old = flips.old if shadow is None else shadow
-        delivered = HostDelivered(found, old, ranked, shadow is not None, ledger, self._workers)
+        delivered = HostDelivered(changes, old, ranked, shadow is not None, ledger, self._workers)
         if shadow is not None:
             self._unfinished[shadow] = delivered
         return delivered
+
+    def _as_now(self, batch: Batch, flips: Flips) -> list[Found]:
+        """The flips with the bits that are there now."""
+        sources = _bits_in(batch)
+
+        def one(i: int) -> Found:
+            indices, was = flips.found[i].indices, flips.found[i].was
+            there, now = np.empty(indices.size, sources[i].dtype), np.empty_like(was)
+            cpu.gather(sources[i], indices, 0, there)
+            _wire(batch, there, now)
+            return Found(indices, was, now, int(cpu.digest_change(indices, was, now)))
+
+        return self._workers.map(one, range(len(sources)))
 
     def digests(self, batch: Batch) -> torch.Tensor:
         sources = _bits_in(batch)
@@ -210,12 +207,6 @@ def _give_back(rooms: list[list[torch.Tensor]], chunks: list[torch.Tensor]) -> N
 def _spans(batch: Batch) -> list[tuple[int, int]]:
     """The tensor and the first element of each span."""
     return [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
-
-
-def _joined(parts: list[tuple[Indices, Bits]], word: np.dtype) -> tuple[Indices, Bits]:
-    if not parts:
-        return np.empty(0, np.int64), np.empty(0, word)
-    return np.concatenate([indices for indices, _ in parts]), np.concatenate([was for _, was in parts])
 
 
 def _bits_in(tensors: Batch | Copied) -> list[Bits]:
