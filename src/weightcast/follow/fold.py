@@ -20,14 +20,13 @@ and forth, some of them may; then all that follow are there, too, because the ol
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.durable import Report, silent
 from weightcast.disk.staged import Overlay
-from weightcast.errors import BusyError
 from weightcast.follow.history import History, Undo
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.mirror_state import FilesState, file_times, write_state
@@ -41,8 +40,6 @@ class Outcome(Enum):
     """What a fold came to."""
 
     FOLDED = auto()
-    BEING_READ = auto()
-    """Others read the files; nothing was changed."""
     WRONG_BITS = auto()
     """The files were changed by another program. They stay marked."""
 
@@ -60,15 +57,6 @@ class Fold:
     """What they hold afterwards; its times of files are set by `run`."""
     layers: tuple[Layer, ...]
     """The beginning of the log. They must stay open until the fold has ended."""
-
-    def run_unless_read(self) -> Outcome:
-        """Fold without waiting for readers of the files, and on this thread alone: staging needs the others."""
-        with ExitStack() as holding:
-            try:
-                holding.enter_context(self.place.exclusive(0))
-            except BusyError:
-                return Outcome.BEING_READ
-            return self.run()
 
     def run(self, verify_all: bool = False, workers: Workers = ONE, report: Report = silent) -> Outcome:
         """Fold, with the readers' lock held. Each tensor that the layers touch is verified; with ``verify_all`` all."""
@@ -125,8 +113,14 @@ class FoldThread:
         """Whether a fold was begun and its outcome was not taken yet."""
         return self._begun is not None
 
-    def begin(self, fold: Fold) -> None:
-        self._begun = fold, self._thread.submit(fold.run_unless_read)
+    def begin(self, fold: Fold, lock: AbstractContextManager[object]) -> None:
+        """Run a fold on the thread alone, since staging needs the others, and release the readers' ``lock``."""
+
+        def work() -> Outcome:
+            with lock:
+                return fold.run()
+
+        self._begun = fold, self._thread.submit(work)
 
     def take_ended(self) -> tuple[Fold, Future[Outcome]] | None:
         """The fold with what it came to, once, if it has ended."""

@@ -13,7 +13,7 @@ A kill leaves all that was written, a loss of power only what was synced; one or
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from weightcast.channel.keys import Position
@@ -370,10 +370,12 @@ class Mirror:
         self.take_up_fold()
         if self._background.is_folding or not self._log or self.version is None:
             return
-        if self._are_untouched() and not any(path.lstat().st_nlink > 1 for path in self._files_now().files):
-            self._background.begin(self._new_fold())
-        else:  # the files must be read or copied first, and opened again
-            self.fold(wait=False)
+        if not self._are_untouched() or any(path.lstat().st_nlink > 1 for path in self._files_now().files):
+            self.fold(wait=False)  # the files must be read or copied first, and opened again
+            return
+        with suppress(BusyError), ExitStack() as holding:
+            holding.enter_context(self._place.shut(0))
+            self._background.begin(self._new_fold(), holding.pop_all())
 
     def take_up_fold(self, wait: bool = False) -> None:
         """Take up what a fold in the background has come to, if it has ended; raises what it failed with."""

@@ -143,12 +143,16 @@ class MirrorFolder:
         if self._exclusive_in == threading.get_ident():
             yield
             return
-        with locked(self._lock, patience=patience, holder="a reader of the mirror's files"):
+        with self.shut(patience):
             self._exclusive_in = threading.get_ident()
             try:
                 yield
             finally:
                 self._exclusive_in = None
+
+    def shut(self, patience: float) -> AbstractContextManager[None]:
+        """As `exclusive`, for a lock that another thread releases: nobody has it again meanwhile."""
+        return locked(self._lock, patience=patience, holder="a reader of the mirror's files")
 
     def shared(self) -> AbstractContextManager[None]:
         """Hold the readers' lock: the files do not change meanwhile."""
