@@ -1,11 +1,14 @@
-"""Temporary folders that outlive nobody."""
+"""Temporary folders and locks that outlive nobody."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from weightcast.disk.durable import locked
 
 MANY = """
 import sys, tempfile
@@ -38,3 +41,20 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 1
     subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_is_released_although_a_forked_process_inherited_it(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with locked(tmp_path / "lock"):
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)  # until the test closes the other end
+            os._exit(0)
+    try:
+        with locked(tmp_path / "lock", patience=0):
+            pass
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)

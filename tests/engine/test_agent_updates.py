@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from faulty_disk import FaultyDisk  # noqa: E402
 from local_engine import Local, Training, attached, must_be, other_weights, pack, saved  # noqa: E402
 from sharded_engine import SHAPES, Engine, Stream, memory, model_of, stream, weights_of  # noqa: E402
+from waiting import until  # noqa: E402
 
 import weightcast as wc  # noqa: E402
 from weightcast.engine.agent import Agent  # noqa: E402
@@ -48,6 +51,32 @@ def test_several_versions_at_once_take_one_pause(training: Training, tmp_path: P
         agent.step()
         assert engine.calls.count("pause") == 1
         must_be(engine, agent, 4)
+
+
+@pytest.mark.parametrize(("density", "waits"), [(0.05, False), (0.9, True)], ids=["patch", "dense"])
+def test_fold_of_the_mirror_does_not_keep_a_paused_engine_waiting(
+    training: Training, tmp_path: Path, density: float, waits: bool
+) -> None:
+    """A patch is written during the fold. What is read from the mirror waits for it, while the engine serves."""
+    engine = Local(training.weights)
+    with attached(training, engine, tmp_path) as agent:
+        agent.step()
+        training.step(1)
+        agent.step()
+        training.step(2, {"gate"}, density)
+        engine.calls.clear()
+        with FaultyDisk(tmp_path / "mirror") as disk:
+            disk.hold(1)
+            agent.subscriber.mirror.begin_fold()
+            assert disk.held.wait(30)
+            stepping = threading.Thread(target=agent.step)
+            stepping.start()
+            until(lambda: not stepping.is_alive() or engine.calls.count("read_job") > 0)
+            stepping.join(0.5 if waits else 60)
+            assert ("pause" not in engine.calls) is stepping.is_alive() is waits
+            disk.let_go()
+            stepping.join(60)
+        must_be(engine, agent, 2)
 
 
 def test_engine_with_other_weights_is_compared_with_what_it_loaded_and_not_reloaded(

@@ -23,7 +23,7 @@ MIRRORS = [
     operation
     for operation in OPERATIONS
     if operation.name in ("publish a folder", "pull from nothing", "pull by deltas", "pull by a squash", "pull back",
-                          "squash", "fold")
+                          "squash", "fold", "fold beside updates")
 ]  # fmt: skip
 BUCKETS = [operation for operation in OPERATIONS if operation.name in ("init", "publish a folder", "gc")]
 

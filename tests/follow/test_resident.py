@@ -7,22 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import same_bits
-from mirrors import edit
+from mirrors import advance, edit
 from worlds import World, opened
 
 import weightcast as wc
 from weightcast.channel.policy import Pinned
 from weightcast.follow.mirror import Mirror
 from weightcast.follow.resident import available_memory
-from weightcast.follow.staging import stage_route
 from weightcast.follow.subscriber import Subscriber
-
-
-def advance(world: World, mirror: Mirror, version: int) -> None:
-    """Stage and apply the delta to ``version``."""
-    goal = world.chain.manifest(version)
-    route = (next(edge for edge in world.chain.edges(version - 1, version) if edge.base == version - 1),)
-    mirror.apply(stage_route(world.chain, mirror, route, goal))
 
 
 def held(mirror: Mirror) -> wc.Arrays:

@@ -30,7 +30,8 @@ class FaultyDisk:
     """While entered, operations on files below ``root`` are numbered, and the ``at``-th meets a ``fault``.
 
     ``eio``: it fails. ``full``: there is no room for it. ``short``: only half of a write is done, and said to be done.
-    ``die``: half of a write is done, nothing of any other operation, and nothing at all from then on.
+    ``die``: half of a write is done, nothing of any other operation, and nothing at all from then on. ``hold``: its
+    thread waits for `let_go` while others go on.
 
     Nothing is synced for real: what would be durable is kept account of, for `lose_power`.
     """
@@ -44,6 +45,20 @@ class FaultyDisk:
         self._pending: list[_Op] = []
         self._real: dict[tuple[object, str], Any] = {}
         self._lock = threading.RLock()
+        self.held = threading.Event()
+        """Set once the operation is there that is held."""
+        self._released = threading.Event()
+
+    def hold(self, at: int) -> None:
+        """Hold the ``at``-th operation from now on."""
+        with self._lock:
+            self.fault, self.at = "hold", len(self.calls) + at
+
+    def let_go(self, fault: str | None = None) -> None:
+        """Let the operation that is held go on, or meet a ``fault`` after all."""
+        assert self.held.wait(30)
+        self.fault = fault
+        self._released.set()
 
     # -- in place of the system's ------------------------------------------------------------------------------------
 
@@ -80,6 +95,11 @@ class FaultyDisk:
                 raise Crash
             self.calls.append(f"{what} {path[len(self.root) + 1 :]}")
             if self.fault is None or len(self.calls) != self.at:
+                return False
+        if self.fault == "hold":
+            self.held.set()
+            assert self._released.wait(60)
+            if self.fault is None:
                 return False
         writes = what in _WRITES
         if self.fault == "die":

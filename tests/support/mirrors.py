@@ -10,6 +10,8 @@ from worlds import World, follow, opened
 
 import weightcast as wc
 from weightcast.channel.policy import Pinned
+from weightcast.follow.mirror import Mirror
+from weightcast.follow.staging import stage_route
 
 
 def fetched(world: World, folder: Path | None = None, version: int = 4) -> list[str]:
@@ -30,6 +32,13 @@ def edit(world: World, name: str = "a", *, folder: Path | None = None, hidden: b
         files.write(name, bits)
     for path, when in times.items() if hidden else ():
         os.utime(path, ns=(when, when))
+
+
+def advance(world: World, mirror: Mirror, version: int) -> None:
+    """Stage and apply the delta to ``version``."""
+    goal = world.chain.manifest(version)
+    route = (next(edge for edge in world.chain.edges(version - 1, version) if edge.base == version - 1),)
+    mirror.apply(stage_route(world.chain, mirror, route, goal))
 
 
 def shard_of(world: World, name: str) -> Path:

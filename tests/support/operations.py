@@ -9,8 +9,9 @@ from worlds import Operation, World, follow, opened
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import ANCHORS
-from weightcast.channel.policy import Pinned
+from weightcast.channel.policy import Every, Pinned
 from weightcast.channel.retention import Retention
+from weightcast.follow.subscriber import Subscriber
 from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
@@ -136,6 +137,13 @@ def _fold(world: World, store: Store) -> None:
         assert mirror.folded.version == 4
 
 
+def _follow_each(world: World, store: Store) -> None:
+    """Each version is folded in the background while the next is staged and applied."""
+    with Subscriber(store, world.mirror, Every(), threads=1, fold_every=1) as subscriber:
+        while subscriber.sync() is not None:
+            pass
+
+
 def _cut(world: World, store: Store) -> None:
     with opened(world) as mirror:
         cut_anchor(Chain.open(store), mirror)
@@ -163,6 +171,7 @@ OPERATIONS = [
     Operation("squash", 3, _begun, _squash, (3,), done=_is_squashed),
     Operation("gc", 4, _anchored, _collect, (4,), (4,), done=_collected),
     Operation("fold", 4, _logged, _fold, (4,), (4,), writes=False),
+    Operation("fold beside updates", 4, _behind, _follow_each, (4,), (2, 3, 4), writes=False),
     Operation("anchor", 4, _logged, _cut, (4,), (4,), done=_is_cut),
 ]
 

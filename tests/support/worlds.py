@@ -246,10 +246,15 @@ class World:
 
 @contextmanager
 def opened(
-    world: World, folder: Path | None = None, *, report: Report = silent, patience: float = PATIENCE
+    world: World,
+    folder: Path | None = None,
+    *,
+    report: Report = silent,
+    fold_every: int = FOLD_EVERY,
+    patience: float = PATIENCE,
 ) -> Iterator[Mirror]:
-    chain = world.chain
-    mirror = Mirror(folder or world.mirror, chain.channel.id, chain.channel.table, report=report, patience=patience)
+    folder, channel = folder or world.mirror, world.chain.channel
+    mirror = Mirror(folder, channel.id, channel.table, report=report, fold_every=fold_every, patience=patience)
     try:
         yield mirror
     finally:

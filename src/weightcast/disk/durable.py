@@ -152,7 +152,10 @@ def locked(
             waited = f" and did not finish within {patience:g} s" if patience else ""
             hint = "Wait until it has finished, or use another folder."
             raise BusyError(f"{holder} is using this folder{waited}", file=str(path.parent), hint=hint)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has the lock, too
     finally:
         os.close(fd)
 

@@ -67,6 +67,8 @@ class _Ready:
     reload: tuple[str, ...]
     changed: int = 0
     nbytes: int = 0
+    reads_mirror: bool = True
+    """Whether the workers read the mirror while they write."""
 
 
 class Agent:
@@ -243,7 +245,8 @@ class Agent:
                 hint = "Something else changed the engine's memory; the agent compares it with the mirror now."
                 raise _StagedWrongError(problem, url=self.engine.url, tensor=name, hint=hint)
         changed, nbytes = sum(one.changed for one in results), sum(one.nbytes for one in results)
-        return _Ready(request.job, plan.reload, changed, nbytes)
+        reads_mirror = bool(plan.reload) or any(one.reads_mirror for one in results)
+        return _Ready(request.job, plan.reload, changed, nbytes, reads_mirror)
 
     @property
     def _mirror_folder(self) -> str:
@@ -257,7 +260,8 @@ class Agent:
         if unproven is None:
             self.engine.finish(_MIXED)
             _log.warning("the update failed; the engine stays paused while all of it is loaded again")
-            ready = replace(ready, job=None, reload=tuple(spec.name for spec in self._table))
+            everything = tuple(spec.name for spec in self._table)
+            ready = replace(ready, job=None, reload=everything, reads_mirror=True)
             unproven = self._write(ready, target, fingerprint)
         if unproven is None:
             self.engine.finish(_MIXED)
@@ -271,6 +275,9 @@ class Agent:
 
     def _write(self, ready: _Ready, target: Position, fingerprint: Fingerprint) -> tuple[str, ...] | None:
         """Pause and write; the tensors that cannot be verified, or None if it failed. The engine stays paused."""
+        if ready.reads_mirror:  # else the workers would wait in the pause for a fold that holds the readers' lock
+            with self._phases.phase("stage"):
+                self.subscriber.mirror.take_up_fold(wait=True)
         with self._phases.phase("pause"):
             self._pause.begin()
         with self._phases.phase("apply"):

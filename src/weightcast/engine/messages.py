@@ -111,6 +111,8 @@ class Staged:
     digests: BoxDigests
     changed: int
     nbytes: int
+    reads_mirror: bool = False
+    """Whether parts of it are read from the mirror when it is written."""
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ class EngineWorker:
 
 def _staged(job: Job, prepared: Prepared) -> msg.Staged:
     job.prepared = prepared
-    return msg.Staged(prepared.digests, prepared.changed, prepared.nbytes)
+    return msg.Staged(prepared.digests, prepared.changed, prepared.nbytes, bool(prepared.rewrites))
 
 
 @contextmanager

@@ -106,9 +106,11 @@ class Finder:
         if chain.channel.id == self.chain.channel.id:
             return False
         refuse_other_table(self.chain.channel.table, chain.channel.table)
-        self.replica.close()
-        self.replica = self._open_replica(chain)
-        self.chain = chain
+        try:
+            self.replica.close()
+        finally:  # it is closed also if it says that a fold in the background failed
+            self.replica = self._open_replica(chain)
+            self.chain = chain
         return True
 
     def is_elsewhere(self) -> bool:

@@ -1,8 +1,10 @@
 """A mirror: a Hugging Face checkpoint folder that follows a channel, and survives a kill at any moment.
 
 One step of training touches nearly every page of the files, so they are not written for every version: a version is
-applied by appending its patch to the log, durably. Every few versions the log is *folded* into the files. It holds
-absolute bits and is removed only after the files are synced, so an interrupted fold is simply done again.
+applied by appending its patch to the log, durably. Every few versions the log is *folded* into the files, on a thread
+of the mirror's own (`fold`). That thread does all that concerns the folder, so that readers of the files wait for
+nothing else. What the mirror itself holds, its log and what it knows of its files, is changed by its caller's thread
+alone: the next call takes up what the fold came to. Until then files and log, read together, are right as they are.
 
 A kill leaves all that was written, a loss of power only what was synced; one order of writing and syncing serves both.
 `mirror_folder` has the layout of the folder, `mirror_reader` what other processes read of it.
@@ -11,7 +13,7 @@ A kill leaves all that was written, a loss of power only what was synced; one or
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from weightcast.channel.keys import Position
@@ -19,6 +21,7 @@ from weightcast.disk.checkpoint import MIRROR, Checkpoint, redo_path
 from weightcast.disk.durable import Report, disk_errors, own_copy, silent
 from weightcast.disk.staged import Overlay, fingerprint_of
 from weightcast.errors import BusyError, CheckpointError, UsageError, WeightcastError
+from weightcast.follow.fold import Fold, FoldThread, Outcome
 from weightcast.follow.history import History
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.mirror_install import finish_install, move_in, prepare_install
@@ -27,7 +30,7 @@ from weightcast.follow.redo_log import RedoLog
 from weightcast.follow.replica import Staged, position_of
 from weightcast.follow.resident import Resident
 from weightcast.format.diff import refuse_other_table
-from weightcast.format.digest import Fingerprint, tensor_digest
+from weightcast.format.digest import Fingerprint
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE, Workers
@@ -73,6 +76,7 @@ class Mirror:
         self._resident = Resident(table, workers)
         self._files: Checkpoint | None = None
         self._folded: FilesState | None = None
+        self._background = FoldThread()
         self.version: int | None = None
         self.fingerprint: Fingerprint | None = None
         with disk_errors(self.folder):
@@ -89,7 +93,7 @@ class Mirror:
 
     @property
     def folded(self) -> Position | None:
-        """The version that the files themselves hold."""
+        """The version that the files themselves hold, but for a fold in the background that was not taken up yet."""
         return self._folded.position if self._folded else None
 
     # -- open ----------------------------------------------------------------------------------------------------------
@@ -149,8 +153,11 @@ class Mirror:
         state = read_state(path)
         return state if state is not None and state.fingerprint(self.table, self.channel) is not None else None
 
+    def _state_at(self, position: Position, fingerprint: Fingerprint) -> FilesState:
+        return FilesState(self.channel, self._url, position, fingerprint.digests, file_times(self._files_now()))
+
     def _write_state(self, position: Position, fingerprint: Fingerprint) -> None:
-        state = FilesState(self.channel, self._url, position, fingerprint.digests, file_times(self._files_now()))
+        state = self._state_at(position, fingerprint)
         write_state(self._place.position, state)
         self._folded = state
 
@@ -193,6 +200,7 @@ class Mirror:
 
     def locate(self, version: int | None) -> None:
         """Set the version that the weights are; None if they are not a version of this channel."""
+        self.take_up_fold(wait=True)
         if version is None and self.adopted:
             self._place.keep_files()
             hint = "They would be lost. Name an empty folder, or one with a version of this channel."
@@ -205,6 +213,7 @@ class Mirror:
 
     def examine(self) -> bool:
         """Open the files again and read all bits; False if they are not what was remembered."""
+        self.take_up_fold(wait=True)
         if self.fingerprint is None:
             self._release()
             self._recover()
@@ -229,8 +238,11 @@ class Mirror:
         return False
 
     def examine_if_changed(self) -> None:
-        """`examine` the files if their sizes or times are not those we left."""
-        if self._files is not None and self._folded is not None and not self._are_untouched() and self.examine():
+        """`examine` the files if their sizes or times are not those we left; a fold in the background changes them."""
+        self.take_up_fold()
+        if self._background.is_folding or self._files is None or self._folded is None:
+            return
+        if not self._are_untouched() and self.examine():
             self.fold(wait=False)
 
     def _forget(self) -> None:
@@ -243,6 +255,7 @@ class Mirror:
 
     def apply(self, staged: Staged) -> None:
         """Hold what was staged, durably when this returns. If it raises, some of the patches may have been applied."""
+        self.take_up_fold(wait=staged.anchor is not None)
         if staged.anchor is None and position_of(self) != staged.start:
             raise UsageError("this was staged for another version", file=str(self.folder), hint="Poll again.")
         # Files must not be replaced under a reader; a `BusyError` leaves everything as it was.
@@ -259,8 +272,8 @@ class Mirror:
                 problem = "what was staged does not lead on from the mirror's version"
                 raise CheckpointError(problem, file=str(self.folder), hint=_PULL_AGAIN)
         self._resident.begin()
-        if len(self._log) >= self._fold_every:
-            self.fold(wait=False)
+        if not self._background.is_folding and len(self._log) >= self._fold_every:
+            self.begin_fold()
 
     def _append(self, staged: Staged) -> None:
         for patch in staged.patches:
@@ -296,8 +309,9 @@ class Mirror:
             with disk_errors(self.folder):
                 yield
         except BaseException:
-            self._release()
             self._set(None, None)
+            self._background.finish()  # whatever it came to; it uses the log
+            self._release()
             raise
 
     def stage_back(self, goal: Position) -> Staged | None:
@@ -316,11 +330,13 @@ class Mirror:
     def fold(self, wait: bool = True, patience: float | None = None) -> bool:
         """Write the log into the files; False if readers hold them and ``wait`` is not set.
 
-        `BusyError` if readers hold them for longer than ``patience`` seconds, or the mirror's own patience.
+        A fold in the background is waited for, and what came after it is folded. `BusyError` if readers hold the files
+        for longer than ``patience`` seconds, or the mirror's own patience.
         """
-        if not self._log or self.fingerprint is None:
-            return True
+        self.take_up_fold(wait=True)
         version = self.version
+        if not self._log or version is None:
+            return True
         with ExitStack() as holding:
             seconds = self._patience if patience is None else patience
             try:
@@ -333,46 +349,54 @@ class Mirror:
                 if self._are_untouched() or self.examine():
                     self._fold()
         if self.version != version:
-            raise CheckpointError("the files were changed by another program", file=str(self.folder), hint=_PULL_AGAIN)
+            raise self._edited()
         return True
 
     def _fold(self, verify_all: bool = False) -> None:
-        """Write the log into the files. If that does not give the right bits, the mirror holds no version any more.
-
-        Each tensor that the log touches is verified; with ``verify_all`` the others, too.
-        """
-        version, fingerprint = self.version, self.fingerprint
-        assert version is not None
-        assert fingerprint is not None
+        """Write the log into the files. If that does not give the right bits, the mirror holds no version any more."""
         self._unshare_files()
-        again = self._place.is_changing  # then the files may hold new bits already, and the old ones are lost
-        self._place.mark()
-        touched = {row.spec.name for reader in self._log.readers for row in reader.rows}
-        done, total = 0, sum(self.table[name].nbytes for name in touched)
-        undo = self._history.record(self._folded, self._log.layers) if self._folded and not again else None
-        with (
-            undo or nullcontext(),
-            Checkpoint(self.folder, aliases=dict(self.table.aliases), writable=True, interrupted=True) as files,
-        ):
-            overlay = Overlay(files, self._log.readers, fresh=True)
-            for spec in self.table:
-                if spec.name not in touched and not verify_all:
-                    continue
-                bits = undo.apply(spec.name, files.read(spec.name)) if undo else overlay.read(spec.name)
-                if tensor_digest(bits, self._workers) != fingerprint[spec.name]:
-                    self._forget()
-                    return
-                if spec.name in touched:
-                    files.write(spec.name, bits)
-                    done += spec.nbytes
-                    self._report("fold", done, total)
-            files.sync()
-            if undo:
-                undo.finish()
-        self._write_state(Position(version, fingerprint.digest), fingerprint)
-        self._log.clear()
-        self._place.unmark()
-        self._history.trim()
+        fold = self._new_fold()
+        self._take_up(fold, fold.run(verify_all, self._workers, self._report))
+
+    def _new_fold(self) -> Fold:
+        position, fingerprint = position_of(self), self.fingerprint
+        assert position is not None
+        assert fingerprint is not None
+        goal, layers = self._state_at(position, fingerprint), tuple(self._log.layers)
+        return Fold(self._place, self.table, self._history, self._folded, goal, layers)
+
+    def begin_fold(self) -> None:
+        """Fold the log that there is now in the background, unless a fold is under way, or readers hold the files."""
+        self.take_up_fold()
+        if self._background.is_folding or not self._log or self.version is None:
+            return
+        if not self._are_untouched() or any(path.lstat().st_nlink > 1 for path in self._files_now().files):
+            self.fold(wait=False)  # the files must be read or copied first, and opened again
+            return
+        with suppress(BusyError), ExitStack() as holding:
+            holding.enter_context(self._place.shut(0))
+            self._background.begin(self._new_fold(), holding.pop_all())
+
+    def take_up_fold(self, wait: bool = False) -> None:
+        """Take up what a fold in the background has come to, if it has ended; raises what it failed with."""
+        ended = self._background.finish() if wait else self._background.take_ended()
+        if ended is not None:
+            with self._doubting():
+                fold, outcome = ended[0], ended[1].result()
+                self._take_up(fold, outcome)
+                if outcome is Outcome.WRONG_BITS:
+                    raise self._edited()
+
+    def _take_up(self, fold: Fold, outcome: Outcome) -> None:
+        if outcome is Outcome.FOLDED:
+            self._folded = fold.goal
+            self._log.drop_first(len(fold.layers))
+        elif outcome is Outcome.WRONG_BITS:
+            self._forget()
+
+    def _edited(self) -> CheckpointError:
+        problem = "the files were changed by another program"
+        return CheckpointError(problem, file=str(self.folder), hint=_PULL_AGAIN)
 
     def _unshare_files(self) -> None:
         """Replace files that another folder shares by copies: they are about to be written."""
@@ -395,4 +419,9 @@ class Mirror:
         self._log.close()
 
     def close(self) -> None:
-        self._close()
+        """Release the folder. A fold in the background is waited for; what it failed with is raised."""
+        try:
+            self.take_up_fold(wait=True)
+        finally:
+            self._background.close()
+            self._close()

@@ -16,6 +16,7 @@ FOLDER/.weightcast/instance             the last process that reported to the bu
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -49,7 +50,8 @@ class MirrorFolder:
         self.ran = self.inner / "ran.json"
         self.instance = self.inner / "instance"
         self._made: list[Path] = []
-        self._is_exclusive = False
+        self._exclusive_in: int | None = None
+        """The thread that holds the readers' lock exclusively."""
 
     # -- make and remove -----------------------------------------------------------------------------------------------
 
@@ -134,19 +136,23 @@ class MirrorFolder:
 
     @contextmanager
     def exclusive(self, patience: float) -> Iterator[None]:
-        """Hold the readers' lock exclusively; code inside may ask for it again.
+        """Hold the readers' lock exclusively; code inside may ask for it again, other threads wait as readers do.
 
         `BusyError` if readers keep it for longer than ``patience`` seconds.
         """
-        if self._is_exclusive:
+        if self._exclusive_in == threading.get_ident():
             yield
             return
-        with locked(self._lock, patience=patience, holder="a reader of the mirror's files"):
-            self._is_exclusive = True
+        with self.shut(patience):
+            self._exclusive_in = threading.get_ident()
             try:
                 yield
             finally:
-                self._is_exclusive = False
+                self._exclusive_in = None
+
+    def shut(self, patience: float) -> AbstractContextManager[None]:
+        """As `exclusive`, for a lock that another thread releases: nobody has it again meanwhile."""
+        return locked(self._lock, patience=patience, holder="a reader of the mirror's files")
 
     def shared(self) -> AbstractContextManager[None]:
         """Hold the readers' lock: the files do not change meanwhile."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,17 +97,29 @@ class RedoLog:
     def sync(self) -> None:
         sync_folder(self.folder)
 
-    def close(self) -> None:
-        for layer in self.layers:
+    def drop_first(self, count: int) -> None:
+        """Close the first patches, which were deleted; what leads on from them stays."""
+        for layer in self.layers[:count]:
             layer.source.close()
-        self.layers = []
+        del self.layers[:count]
+
+    def close(self) -> None:
+        self.drop_first(len(self))
 
     def clear(self) -> None:
         """Delete all patches, durably."""
         self.close()
-        for path in self.folder.iterdir():
+        for path in sorted(self.folder.iterdir()):
             discard(path)
         self.sync()
+
+
+def delete_layers(layers: Sequence[Layer]) -> None:
+    """Delete the files of a log's first layers, the oldest first, durably. Those that are open stay readable."""
+    for layer in layers:
+        layer.path.unlink(missing_ok=True)
+    if layers:
+        sync_folder(layers[0].path.parent)
 
 
 def log_name(number: int, base: int, result: int) -> str:

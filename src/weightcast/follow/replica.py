@@ -115,6 +115,14 @@ class Replica(Protocol):
         """
         ...
 
+    def begin_fold(self) -> None:
+        """The same in the background, if readers do not prevent it; updates go on meanwhile."""
+        ...
+
+    def take_up_fold(self) -> None:
+        """Take up what a fold in the background has come to, if it has ended; raises what it failed with."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -181,6 +189,12 @@ class MemoryReplica:
 
     def fold(self, wait: bool = True, patience: float | None = None) -> bool:
         return True
+
+    def begin_fold(self) -> None:
+        """Do nothing: there are no files."""
+
+    def take_up_fold(self) -> None:
+        """Do nothing: none is ever begun."""
 
     def close(self) -> None:
         self._folder.close()

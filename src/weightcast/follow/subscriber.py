@@ -84,8 +84,8 @@ class Subscriber:
         With a ``replica`` name, heartbeats are sent to the bucket, as far as that is permitted.
 
         For mirrors: the log is folded into the files every ``fold_every`` versions, and with ``fold`` also when nothing
-        is new and at the end; without it updates cost less where nothing loads the files. A change of the files waits
-        ``patience`` seconds for their readers.
+        is new and at the end; without it updates cost less where nothing loads the files. Updates go on during a fold;
+        the next call raises what it failed with. A change of the files waits ``patience`` seconds for their readers.
         """
         self._policy = policy
         self._report = report
@@ -159,12 +159,13 @@ class Subscriber:
         """
         self._unapplied, self._phases = None, Phases(self._clock)
         with disk_errors(self._replica.workshop):
+            self._replica.take_up_fold()
             with self._phases.phase("find"):
                 goal = self._finder.goal(self._policy)
             if goal is not None:
                 return replace(self._reach(goal), seconds=self._phases.seconds)
             if self._folds and self._clock.now() - self._applied >= _FOLD_IDLE:
-                self._replica.fold(wait=False)
+                self._replica.begin_fold()
         self._beat()
         return None
 
@@ -247,7 +248,8 @@ class Subscriber:
     def fold(self, wait: bool = True) -> bool:
         """Bring a mirror's files up to the version it holds; False if others read them and ``wait`` is not set.
 
-        `BusyError` if they read them for longer than the subscriber's patience.
+        A fold in the background is waited for. `BusyError` if others read the files for longer than the subscriber's
+        patience.
         """
         return self._replica.fold(wait)
 
