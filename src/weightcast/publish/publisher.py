@@ -20,7 +20,7 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position, check_label, check_name, check_step
 from weightcast.errors import SpaceError, StoreError, UsageError, WeightcastError
 from weightcast.format.codec import CodecName, check_codec
-from weightcast.format.patchfile import encode
+from weightcast.format.patchfile import encode_prepared
 from weightcast.format.scan import (
     Detect,
     Detector,
@@ -144,7 +144,7 @@ class Publisher:
             from weightcast.torch.detectors import watch
 
             table = begun.channel.table if begun is not None else None
-            return watch(weights, optimizer, detect, dtype, check_every, table, self._ranked, self._workers)
+            return watch(weights, optimizer, detect, dtype, check_every, table, self._codec, self._workers)
         refuse_no_weights(weights)
         if optimizer is not None or detect is not None or dtype is not None:
             raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")
@@ -228,7 +228,7 @@ class Publisher:
         try:
             found = resolve(self._fingerprint, scanned.scan)
             self._fingerprint = found.reached
-            update = Resolved(found.patch, found.ranks, (scanned.receipt,))
+            update = Resolved(found.patch, found.prepared, (scanned.receipt,))
             with self._changed:
                 waiting = pipeline.begin_merge()
             if waiting is not None:
@@ -281,8 +281,8 @@ class Publisher:
 
     def _encode(self, update: Resolved) -> Encoded:
         codec = codec_for(update, self._codec)
-        data = encode(update.patch, codec, update.ranks, self._workers)
-        return Encoded(replace(update, ranks=None), codec, data)
+        data = encode_prepared(update.patch, codec, update.prepared, self._workers)
+        return Encoded(replace(update, prepared=None), codec, data)
 
     def _upload(self, encoded: Encoded, base: Position) -> Uploaded:
         update = encoded.update

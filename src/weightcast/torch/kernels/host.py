@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 import torch
 
+from weightcast.format.codec import CodecName
 from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import Indices
@@ -153,7 +154,7 @@ class HostKernels(Kernels[Flips]):
             cpu.scatter(bits, indices, was)
 
     def deliver(
-        self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+        self, batch: Batch, flips: Flips, codec: CodecName, shadow: Copied | None, ledger: Ledger | None = None
     ) -> HostDelivered:
         sources = _bits_in(batch)
 
@@ -166,7 +167,7 @@ class HostKernels(Kernels[Flips]):
 
         found = self._workers.map(one, range(len(sources)))
         old = flips.old if shadow is None else shadow
-        delivered = HostDelivered(found, old, ranked, shadow is not None, ledger, self._workers)
+        delivered = HostDelivered(found, old, codec == "banded", shadow is not None, ledger, self._workers)
         if shadow is not None:
             self._unfinished[shadow] = delivered
         return delivered
