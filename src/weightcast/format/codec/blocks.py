@@ -68,7 +68,8 @@ def encode_banded(jobs: Sequence[Job], workers: Workers) -> list[Coded]:
 
 def _encode(jobs: Sequence[Job], banded: bool, workers: Workers) -> list[Coded]:
     """Code what was not coded already."""
-    coded = iter(_encode_tensors([(patch, old) for patch, old in jobs if not isinstance(old, Blocks)], banded, workers))
+    rest = [(patch, old) for patch, old in jobs if not isinstance(old, Blocks)]
+    coded = iter(_encode_tensors(rest, banded, workers) if rest else ())
     return [_coded(patch, old.sizes, old.stream) if isinstance(old, Blocks) else next(coded) for patch, old in jobs]
 
 

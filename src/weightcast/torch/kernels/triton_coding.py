@@ -69,9 +69,8 @@ def _bit_length(x):
     """Bits of an unsigned 64-bit number, without leading zeros."""
     length = (x != 0).to(tl.int32)
     for i in tl.static_range(6):
-        by: tl.constexpr = 32 >> i
-        high = x >> by
-        length += tl.where(high != 0, by, 0)
+        high = x >> (32 >> i)
+        length += tl.where(high != 0, 32 >> i, 0)
         x = tl.where(high != 0, high, x)
     return length
 

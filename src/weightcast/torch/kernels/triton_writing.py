@@ -149,6 +149,6 @@ def _put_header(sizes, bands, uppers, tallies, row, block, base, words):
     _put(words, at + tl.cumsum(length, 0) - length, code.to(tl.uint64), length > 0)
 
     if tl.sum(far, 0) > 0:
-        at = base + tl.load(row + 4 * _BANDS) - (1 + _REACH_BITS)
-        code = tl.load(row + 5 * _BANDS + 2) | (tl.load(row + 5 * _BANDS + 1) << 1)
-        _put(words, at + b * 0, (b * 0 + code).to(tl.uint64), b == 0)
+        reach = tl.load(row + 5 * _BANDS + 2) | (tl.load(row + 5 * _BANDS + 1) << 1)
+        begin = base + tl.load(row + 4 * _BANDS) - (1 + _REACH_BITS)
+        _put(words, begin + b * 0, (b * 0 + reach).to(tl.uint64), b == 0)
