@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from weightcast.format.codec import CodecName
@@ -118,21 +117,21 @@ class DeviceDelivered:
     def __init__(self, batch: Batch, flips: DeviceFlips, now: torch.Tensor, gains: Sums, prepared: Arriving | None):
         self.gains = gains
         self._batch, self._bounds, self._prepared = batch, flips.bounds, prepared
-        self._transit = Transit([flips.indices.to(torch.int64), flips.was, now])
+        undone = (flips.was == now).any().reshape(1)
+        self._transit = Transit([undone, flips.indices.to(torch.int64), flips.was, now])
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
         prepared = None if self._prepared is None else self._prepared.tensors()
         self._prepared = None
         word = self._batch.kind.word
-        indices, was, now = self._transit.arrays()
+        undone, indices, was, now = self._transit.arrays()
         was, now, gains = was.view(word), now.view(word), self.gains().tolist()
-        undone = set((np.searchsorted(self._bounds, np.flatnonzero(was == now), "right") - 1).tolist())
         for i, (spec, (begin, end)) in enumerate(zip(self._batch.specs, pairwise(self._bounds), strict=True)):
             if i in replaced:
                 yield replacement(spec, *replaced[i])
             elif begin < end:
                 found = None if prepared is None else prepared[i]
                 change = Change(spec, indices[begin:end], was[begin:end], now[begin:end], gains[i], found)
-                kept = without_undone(change) if i in undone else change
+                kept = without_undone(change) if undone[0] else change
                 if kept is not None:
                     yield kept

@@ -150,6 +150,43 @@ def far_steps(was, now, low, changes, i, inside, WIDTH: tl.constexpr, MAGNITUDE:
 
 
 @triton.jit
+def _bands_of(was, now, at, inside, upper, WIDTH: tl.constexpr, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr,
+              BIAS: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """Band, key and distance of changes."""
+    before, after = load_bits(was, at, inside, WIDTH), load_bits(now, at, inside, WIDTH)
+    key = key_of(before, MAGNITUDE, SHIFT, BIAS)
+    _, distance = step_of(before, after, WIDTH, SIGNED)
+    return tl.sum((key[:, None] > upper[None, :]).to(tl.int32), 1), key, distance
+
+
+@triton.jit
+def _one_in(band, counted):
+    """Ones to add up by band: eight bands in the bytes of each of two words, so fewer than 256 can be added."""
+    one = counted.to(tl.int64) << ((band & 7) * 8)
+    none = tl.zeros_like(one)
+    return tl.where(band < 8, one, none), tl.where(band < 8, none, one)
+
+
+@triton.jit
+def _byte_of(low, high, band):
+    return (tl.where(band < 8, low, high) >> ((band & 7) * 8)).to(tl.int32) & 255
+
+
+@triton.jit
+def _count(band, counted, b):
+    """How many of each band there are."""
+    low, high = _one_in(band, counted)
+    return _byte_of(tl.sum(low, 0), tl.sum(high, 0), b)
+
+
+@triton.jit
+def _number(band, counted, before):
+    """Each one's number in its band, from the number ``before`` the first."""
+    low, high = _one_in(band, counted)
+    return tl.gather(before, band, 0) + _byte_of(tl.cumsum(low, 0), tl.cumsum(high, 0), band) - 1
+
+
+@triton.jit
 def arrange(block_tile, block_tiles, ends, was, now, ranks, bands, uppers, tallies, members, far_places, far_changes,
             WIDTH: tl.constexpr, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
             SIGNED: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
@@ -166,14 +203,10 @@ def arrange(block_tile, block_tiles, ends, was, now, ranks, bands, uppers, talli
     for done in range(0, n, STEP):
         i = done + tl.arange(0, STEP)
         inside = i < n
-        before, after = load_bits(was, low + i, inside, WIDTH), load_bits(now, low + i, inside, WIDTH)
-        key = key_of(before, MAGNITUDE, SHIFT, BIAS)
-        _, distance = step_of(before, after, WIDTH, SIGNED)
+        band, key, distance = _bands_of(was, now, low + i, inside, upper, WIDTH, MAGNITUDE, SHIFT, BIAS, SIGNED)
         distant = inside & (distance > 1)
-        band = tl.sum((key[:, None] > upper[None, :]).to(tl.int32), 1)
-        mine = (band[:, None] == b[None, :]) & inside[:, None]
-        changed += tl.sum(mine.to(tl.int32), 0)
-        far += tl.sum((mine & distant[:, None]).to(tl.int32), 0)
+        changed += _count(band, inside, b)
+        far += _count(band, distant, b)
         lengths += tl.where(distant, _bit_length(distance - 2), 0)
         keys += tl.where(distant, key, 0)
     row = tallies + block * _TALLIES
@@ -181,27 +214,20 @@ def arrange(block_tile, block_tiles, ends, was, now, ranks, bands, uppers, talli
     tl.store(row + _BANDS + b, far)
     tl.store(row + 2 * _BANDS, tl.sum(lengths, 0))
     tl.store(row + 2 * _BANDS + 1, tl.sum(keys, 0))
-    # From here on: how many come before.
-    first, far_first = tl.cumsum(changed, 0) - changed, tl.cumsum(far, 0) - far
-    changed, far = tl.zeros_like(changed), tl.zeros_like(far)
+    begin, far_before = tl.cumsum(changed, 0) - changed, tl.cumsum(far, 0) - far
+    before = tl.zeros_like(changed)
     for done in range(0, n, STEP):
         i = done + tl.arange(0, STEP)
         inside = i < n
-        before, after = load_bits(was, low + i, inside, WIDTH), load_bits(now, low + i, inside, WIDTH)
-        key = key_of(before, MAGNITUDE, SHIFT, BIAS)
-        _, distance = step_of(before, after, WIDTH, SIGNED)
+        band, _, distance = _bands_of(was, now, low + i, inside, upper, WIDTH, MAGNITUDE, SHIFT, BIAS, SIGNED)
         distant = inside & (distance > 1)
-        band = tl.sum((key[:, None] > upper[None, :]).to(tl.int32), 1)
-        mine = ((band[:, None] == b[None, :]) & inside[:, None]).to(tl.int32)
-        mine_far = mine * distant[:, None].to(tl.int32)
-        place = tl.sum(mine * (changed[None, :] + tl.cumsum(mine, 0)), 1) - 1
-        far_place = tl.sum(mine_far * ((far_first + far)[None, :] + tl.cumsum(mine_far, 0)), 1) - 1
-        begin = tl.sum(mine * first[None, :], 1)
-        tl.store(members + low + begin + place, tl.load(ranks + low + i, inside), inside)
+        place = _number(band, inside, before)
+        tl.store(members + low + tl.gather(begin, band, 0) + place, tl.load(ranks + low + i, inside), inside)
+        far_place = _number(band, distant, far_before)
         tl.store(far_places + low + far_place, place, distant)
         tl.store(far_changes + low + far_place, i, distant)
-        changed += tl.sum(mine, 0)
-        far += tl.sum(mine_far, 0)
+        before += _count(band, inside, b)
+        far_before += _count(band, distant, b)
 
 
 # -- measure -----------------------------------------------------------------------------------------------------------
