@@ -6,14 +6,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from weightcast.torch.kernels import triton_coding, triton_writing
+from weightcast.torch.kernels import triton_coding, triton_order, triton_writing
 
 BITS = {  # of an element; the address of its words, and its traits
     16: ("*i16", {"MAGNITUDE": 0x7FFF, "SHIFT": 7, "BIAS": 0, "SIGNED": True}),
     64: ("*i64", {"MAGNITUDE": (1 << 63) - 1, "SHIFT": 52, "BIAS": 896, "SIGNED": True}),
 }
 KERNELS = {
-    triton_coding.arrange: {"STEP": 128},
+    triton_order.arrange: {"STEP": 128},
     triton_coding.measure: {"STEP": 256, "FAR_STEP": 64},
     triton_coding.lay_out: {},
     triton_writing.write_bands: {"STEP": 128},

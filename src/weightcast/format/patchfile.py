@@ -67,13 +67,13 @@ class PatchWriter(Closing):
         self._rows.append(coded.row)
         for stream, data in coded.streams.items():
             if stream == "blocks":
-                self._spools[1].write(data.tobytes())
+                self._spools[1].write(np.ascontiguousarray(data).data)
             else:
                 self._append(f"{coded.row.spec.name}.{stream}", *_plain_type(stream, coded, data), data)
 
     def _append(self, name: str, dtype: str, shape: tuple[int, ...], data: np.ndarray) -> None:
         self._entries[data.itemsize].append((name, dtype, shape, data.nbytes))
-        self._spools[data.itemsize].write(data.tobytes())
+        self._spools[data.itemsize].write(np.ascontiguousarray(data).data)
 
     def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
         """Write the whole file to ``out``; returns its size."""
@@ -102,6 +102,9 @@ class PatchWriter(Closing):
         header = header_bytes(entries, {METADATA_KEY: text})
         out.write(header)
         for spool in self._spools.values():
+            if isinstance(spool, io.BytesIO):
+                out.write(spool.getbuffer())
+                continue
             spool.seek(0)
             copyfileobj(spool, out, 1 << 20)
         return len(header) + at

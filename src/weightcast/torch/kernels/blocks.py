@@ -13,6 +13,7 @@ from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
 from weightcast.format.tasks import traits
 from weightcast.torch.batch import Batch
 from weightcast.torch.kernels import triton_coding as coding
+from weightcast.torch.kernels import triton_order as order
 from weightcast.torch.kernels import triton_writing as writing
 from weightcast.torch.kernels.device import DeviceFlips, DeviceRanks
 from weightcast.torch.kernels.triton import launch
@@ -64,7 +65,8 @@ class ArrivingBlocks:
 
     def __init__(self, batch: Batch, cut: Cut, flips: GpuFlips, now: torch.Tensor, ranks: DeviceRanks):
         dtype, device, changes = traits(batch.kind), batch.device, flips.bounds[-1]
-        self._batch, self._blocks, self._ranks = batch, cut.blocks, ranks._replace(ranks=now[:0])
+        self._batch, self._blocks = batch, cut.blocks
+        self._bands, self._sizes = (ranks.bands, ranks.uppers), ranks.sizes
         self._where = cut.block_tile, cut.block_tiles, flips.ends
         self._bits = flips.was, now
         self._width = {"WIDTH": dtype.width, "SIGNED": dtype.signed_magnitude}
@@ -77,16 +79,16 @@ class ArrivingBlocks:
         self._lists = room(changes), room(changes), room(changes)
         lengths, nbytes = room(cut.blocks * MAX_BANDS * coding.LENGTHS), room(cut.blocks)
         launch(
-            coding.arrange, cut.blocks, *self._where, *self._bits, ranks.ranks, ranks.bands, ranks.uppers,
-            self._tallies, *self._lists, **self._shape, STEP=128,
+            order.arrange, cut.blocks, *self._where, *self._bits, ranks.ranks, *self._bands, self._tallies,
+            *self._lists, **self._shape, STEP=128,
         )  # fmt: skip
         launch(
-            coding.measure, cut.blocks * MAX_BANDS, *self._where, *self._bits, ranks.sizes, self._tallies, *self._lists,
+            coding.measure, cut.blocks * MAX_BANDS, *self._where, *self._bits, self._sizes, self._tallies, *self._lists,
             lengths, **self._shape, STEP=256, FAR_STEP=64,
         )  # fmt: skip
         launch(
-            coding.lay_out, cut.blocks, ranks.sizes, cut.block_size, *self._where, ranks.bands, ranks.uppers,
-            self._tallies, lengths, self._plan, nbytes, WIDTH=dtype.width, num_warps=1,
+            coding.lay_out, cut.blocks, self._sizes, cut.block_size, *self._where, *self._bands, self._tallies,
+            lengths, self._plan, nbytes, WIDTH=dtype.width, num_warps=1,
         )  # fmt: skip
         self._begins = torch.cumsum(nbytes, 0, dtype=torch.int64) - nbytes
         self._nbytes = Transit([nbytes])
@@ -105,17 +107,15 @@ class ArrivingBlocks:
         ]
 
     def _write(self, nbytes: int) -> np.ndarray:
-        ranks = self._ranks
         with beside(self._batch.device):
-            # A code may end in the third word after the one that it begins in.
-            words = torch.zeros(-(-nbytes // 4) + 3, dtype=torch.int32, device=self._batch.device)
+            words = torch.zeros(-(-nbytes // 4), dtype=torch.int32, device=self._batch.device)
             launch(
-                writing.write_bands, self._blocks * MAX_BANDS, *self._where, *self._bits, ranks.sizes, self._tallies,
+                writing.write_bands, self._blocks * MAX_BANDS, *self._where, *self._bits, self._sizes, self._tallies,
                 *self._lists, self._plan, self._begins, words, **self._shape, STEP=128,
             )  # fmt: skip
             launch(
-                writing.write_rest, self._blocks, ranks.sizes, *self._where, *self._bits, ranks.bands, ranks.uppers,
-                self._tallies, self._plan, self._begins, words, **self._width, ROWS=64,
+                writing.write_rest, self._blocks, self._sizes, *self._where, *self._bits, *self._bands, self._tallies,
+                self._plan, self._begins, words, **self._width, ROWS=64,
             )  # fmt: skip
             written = Transit([words])
         return written.arrays()[0].view(np.uint8)

@@ -32,7 +32,10 @@ _UNARY_LIMIT = tl.constexpr(UNARY_LIMIT)
 
 @triton.jit
 def _put(words, at, value, inside):
-    """Add up to 64 bits to the words at bit ``at``, which other programs write to as well."""
+    """Add up to 64 bits to the words at bit ``at``, which other programs write to as well.
+
+    A word that gets no set bit is not touched: it may be past the last one.
+    """
     word, shift = words + (at >> 5), (at & 31).to(tl.uint64)
     low = value << shift
     _or(word, low, inside)
