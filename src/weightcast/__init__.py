@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
     from weightcast.format.codec import CodecName
-    from weightcast.format.codec.ranks import Ranks
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
     from weightcast.format.kernels.ready import warm_up
@@ -81,7 +80,6 @@ __all__ = [
     "Policy",
     "Position",
     "Publisher",
-    "Ranks",
     "Receipt",
     "Reference",
     "Staged",
@@ -127,7 +125,6 @@ _HOMES = {
     "follow.subscriber": "Subscriber",
     "follow.update": "Update",
     "format.codec": "CodecName",
-    "format.codec.ranks": "Ranks",
     "format.diff": "anchor diff",
     "format.digest": "Fingerprint box_digest fingerprint",
     "format.kernels.ready": "warm_up",

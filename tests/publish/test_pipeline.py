@@ -217,7 +217,7 @@ def test_merge_with_an_empty_update_keeps_ranks_and_bytes() -> None:
     first, second = Receipt(step=4), Receipt()
     whole = merged(update(0, 1, first), update(1, 1, second))
     assert isinstance(whole, Resolved)
-    assert (whole.ranks, whole.step, whole.receipts) == (RANKS, 4, (first, second))
+    assert (whole.prepared, whole.step, whole.receipts) == (RANKS, 4, (first, second))
     encoded = merged(Encoded(whole, "banded", b"bytes"), update(1, 1))
     assert isinstance(encoded, Encoded)
     assert encoded.data == b"bytes"

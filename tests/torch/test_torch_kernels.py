@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     assert os.environ.get("TRITON_INTERPRET") == "1", "set by conftest.py, before Triton is imported"
 
-from weightcast.format.codec.ranks import rank_tensors  # noqa: E402
+from weightcast.format.codec.ranks import Ranks, rank_tensors  # noqa: E402
 from weightcast.format.diff import diff_tensors  # noqa: E402
 from weightcast.format.digest import MODULUS, tensor_digest  # noqa: E402
 from weightcast.format.kernels.bands import BLOCK  # noqa: E402
 from weightcast.format.patch import ModelSize, Patch, TensorPatch  # noqa: E402
-from weightcast.format.patchfile import encode  # noqa: E402
+from weightcast.format.patchfile import encode_prepared  # noqa: E402
 from weightcast.format.scan import Change  # noqa: E402
 from weightcast.format.spec import TensorSpec  # noqa: E402
 from weightcast.format.tensors import round_to  # noqa: E402
@@ -135,10 +135,10 @@ def expected(case: Case) -> list[Change]:
 
 
 def coded(changes: list[Change]) -> bytes:
-    """As `banded` writes it: what the ranks are for."""
+    """As `banded` writes it: what the changes are prepared for."""
     tensors = tuple(TensorPatch(c.spec, c.indices, c.now, c.was, c.gain % MODULUS) for c in changes)
-    ranks = {change.spec.name: change.ranks for change in changes}
-    return encode(Patch("0" * 64, "1" * 64, ModelSize(1, 1, 1), tensors), "banded", ranks)
+    prepared = {change.spec.name: change.prepared for change in changes}
+    return encode_prepared(Patch("0" * 64, "1" * 64, ModelSize(1, 1, 1), tensors), "banded", prepared, ONE)
 
 
 def same(found: list[Change], wanted: list[Change]) -> None:
@@ -148,12 +148,17 @@ def same(found: list[Change], wanted: list[Change]) -> None:
             assert np.array_equal(getattr(a, name), getattr(b, name)), (a.spec.name, name)
             assert getattr(a, name).dtype == getattr(b, name).dtype
         assert a.gain % MODULUS == b.gain % MODULUS
-        assert np.array_equal(a.ranks.bands, b.ranks.bands)
-        assert np.array_equal(a.ranks.uppers, b.ranks.uppers)
-        assert np.array_equal(a.ranks.ranks, b.ranks.ranks)
-        told = b.ranks.sizes != 0  # of a band without changes, a size is not asked
-        assert np.array_equal(a.ranks.sizes[told], b.ranks.sizes[told])
+        if isinstance(a.prepared, Ranks):
+            same_ranks(a.prepared, b.prepared)
     assert coded(found) == coded(wanted)
+
+
+def same_ranks(found: Ranks, wanted: Ranks) -> None:
+    assert np.array_equal(found.bands, wanted.bands)
+    assert np.array_equal(found.uppers, wanted.uppers)
+    assert np.array_equal(found.ranks, wanted.ranks)
+    told = wanted.sizes != 0  # of a band without changes, a size is not asked
+    assert np.array_equal(found.sizes[told], wanted.sizes[told])
 
 
 def holds(copied: Copied, wanted: list[np.ndarray]) -> None:
@@ -174,8 +179,8 @@ def check(name: str, kind: str, density: float, shapes: list[tuple[int, ...]]) -
     wanted = expected(case)
     assert kernels.count(flips) == sum(change.indices.size for change in wanted)
     shadow = Copied(batch, [chunk.clone() for chunk in old.chunks])
-    same(list(kernels.deliver(batch, flips, True, None).changes({})), wanted)
-    same(list(kernels.deliver(batch, flips, True, shadow).changes({})), wanted)
+    same(list(kernels.deliver(batch, flips, "banded", None).changes({})), wanted)
+    same(list(kernels.deliver(batch, flips, "banded", shadow).changes({})), wanted)
     holds(shadow, case.after)
     kernels.put(shadow, flips)
     holds(shadow, case.before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +18,7 @@ import numpy as np
 from weightcast.errors import FormatError, UsageError, VersionError, about
 from weightcast.format.closing import Closing
 from weightcast.format.codec import CODECS, Coded, check_codec
-from weightcast.format.codec.ranks import Ranks
+from weightcast.format.codec.coded import Prepared
 from weightcast.format.json import parse_json
 from weightcast.format.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
 from weightcast.format.safetensors import BytesSource, Container, Entry, Source, header_bytes, open_container
@@ -68,13 +68,13 @@ class PatchWriter(Closing):
         self._rows.append(coded.row)
         for stream, data in coded.streams.items():
             if stream == "blocks":
-                self._spools[1].write(data.tobytes())
+                self._spools[1].write(np.ascontiguousarray(data).data)
             else:
                 self._append(f"{coded.row.spec.name}.{stream}", *_plain_type(stream, coded, data), data)
 
     def _append(self, name: str, dtype: str, shape: tuple[int, ...], data: np.ndarray) -> None:
         self._entries[data.itemsize].append((name, dtype, shape, data.nbytes))
-        self._spools[data.itemsize].write(data.tobytes())
+        self._spools[data.itemsize].write(np.ascontiguousarray(data).data)
 
     def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
         """Write the whole file to ``out``; returns its size."""
@@ -103,6 +103,9 @@ class PatchWriter(Closing):
         header = header_bytes(entries, {METADATA_KEY: text})
         out.write(header)
         for spool in self._spools.values():
+            if isinstance(spool, io.BytesIO):
+                out.write(spool.getbuffer())
+                continue
             spool.seek(0)
             copyfileobj(spool, out, 1 << 20)
         return len(header) + at
@@ -124,16 +127,11 @@ def _element_dtype(spec: TensorSpec) -> str:
     return spec.dtype if spec.kind.per_value >= 8 else "U8"
 
 
-def encode(
-    patch: Patch,
-    codec: str = "banded",
-    old: Weights | Mapping[str, Ranks] | None = None,
-    workers: Workers = ONE,
-) -> bytes:
+def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, workers: Workers = ONE) -> bytes:
     """A patch as the bytes of one object (SPEC 5).
 
     ``codec`` is "banded" (smallest), "gap" (fastest) or "plain" (any safetensors reader can read it). "banded" needs
-    the base: the weights themselves in ``old``, or ranks that were made from them.
+    the base, as ``old``.
 
     >>> old, new = (wc.Arrays({"w": np.full(1000, value, np.float32)}) for value in (0, 1))
     >>> patch = wc.diff(old, new)
@@ -142,14 +140,20 @@ def encode(
     >>> wc.decode(wc.encode(patch, "plain")) == patch
     True
     """
+    return _encode(patch, codec, lambda tensor: None if old is None else base_bits(tensor, old), workers)
+
+
+def encode_prepared(patch: Patch, codec: str, prepared: Mapping[str, Prepared] | None, workers: Workers) -> bytes:
+    """`encode` for whoever no longer has the base: with what was prepared from it, by the names of tensors."""
+    known = prepared or {}
+    return _encode(patch, codec, lambda tensor: known.get(tensor.spec.name), workers)
+
+
+def _encode(
+    patch: Patch, codec: str, known: Callable[[TensorPatch], Bits | Prepared | None], workers: Workers
+) -> bytes:
     out = io.BytesIO()
     with PatchWriter(codec) as writer:
-
-        def known(tensor: TensorPatch) -> Bits | Ranks | None:
-            if old is None:
-                return None
-            return old.get(tensor.spec.name) if isinstance(old, Mapping) else base_bits(tensor, old)
-
         for tensors in workers.batches(patch.tensors, lambda tensor: tensor.spec.elements, AT_ONCE):
             for coded in writer.codec.encode([(tensor, known(tensor)) for tensor in tensors], workers):
                 writer.add(coded)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, cast, get_args
 
 from weightcast.errors import UsageError
-from weightcast.format.codec.ranks import Ranks, rank_tensors
+from weightcast.format.codec.coded import Prepared
+from weightcast.format.codec.ranks import rank_tensors
 from weightcast.format.diff import diff_tensors, refuse_other_table
 from weightcast.format.digest import MODULUS, Fingerprint
 from weightcast.format.patch import Indices, ModelSize, Patch, TensorPatch
@@ -55,8 +56,8 @@ class Change:
     now: Bits
     gain: int
     """What this adds to the tensor's digest; without ``was``, the whole digest."""
-    ranks: Ranks | None = None
-    """For `banded`, if it is used."""
+    prepared: Prepared | None = None
+    """For the codec, if it is one that needs it or a device coded the change already."""
 
 
 def ranked(changes: Sequence[Change], olds: Sequence[Bits], workers: Workers) -> list[Change]:
@@ -66,7 +67,7 @@ def ranked(changes: Sequence[Change], olds: Sequence[Bits], workers: Workers) ->
         assert change.was is not None
         listed.append((change.indices, change.was, change.now))
     found = rank_tensors([change.spec for change in changes], listed, olds, workers)
-    return [replace(change, ranks=ranks) for change, ranks in zip(changes, found, strict=True)]
+    return [replace(change, prepared=ranks) for change, ranks in zip(changes, found, strict=True)]
 
 
 class Scan(Protocol):
@@ -94,26 +95,26 @@ class Detector(Protocol):
 
 @dataclass(frozen=True)
 class Resolution:
-    """A scan as a patch, the fingerprint it leads to, and the ranks that `banded` needs."""
+    """A scan as a patch, the fingerprint it leads to, and what was prepared for the codec where all tensors have it."""
 
     patch: Patch
     reached: Fingerprint
-    ranks: dict[str, Ranks] | None
+    prepared: dict[str, Prepared] | None
 
 
 def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
     """Wait for a scan's changes and make a patch of them; ``fingerprint`` is that of the last scan."""
     digests, tensors = list(fingerprint.digests), []
-    ranks: dict[str, Ranks] = {}
+    prepared: dict[str, Prepared] = {}
     for change in scan.changes():
         i = fingerprint.table.ordinal(change.spec.name)
         digests[i] = ((0 if change.was is None else digests[i]) + change.gain) % MODULUS
         tensors.append(TensorPatch(change.spec, change.indices, change.now, change.was, digests[i]))
-        if change.ranks is not None:
-            ranks[change.spec.name] = change.ranks
+        if change.prepared is not None:
+            prepared[change.spec.name] = change.prepared
     reached = Fingerprint(fingerprint.table, tuple(digests))
     patch = Patch(fingerprint.digest, reached.digest, ModelSize.of(fingerprint.table), tuple(tensors))
-    return Resolution(patch, reached, ranks if len(ranks) == len(tensors) else None)
+    return Resolution(patch, reached, prepared if len(prepared) == len(tensors) else None)
 
 
 def compare(old: Weights, new: Weights, ranked: bool, workers: Workers) -> Scan:

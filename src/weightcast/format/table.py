@@ -46,7 +46,7 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
         shared = _shared_prefix(before, name)
         names += _varints([shared, len(name) - shared]) + name[shared:]
         before = name
-    numbers = _varints(
+    numbers = _columns(
         [_DTYPE_CODES[row.spec.dtype] for row in rows]
         + [len(row.spec.shape) for row in rows]
         + [size for row in rows for size in row.spec.shape]
@@ -166,6 +166,20 @@ def _varints(values: Sequence[int]) -> bytes:
             value >>= 7
         out.append(value)
     return bytes(out)
+
+
+def _columns(values: Sequence[int]) -> bytes:
+    """`_varints` for thousands."""
+    numbers = np.array(values, np.int64)
+    widths = np.ones(numbers.size, np.int64)
+    for shift in range(7, 63, 7):
+        widths += numbers >> shift > 0
+    ends = np.cumsum(widths)
+    out = np.empty(ends[-1] if values else 0, np.uint8)
+    for i in range(int(widths.max(initial=0))):
+        more = widths > i
+        out[(ends - widths + i)[more]] = numbers[more] >> (7 * i) & 127 | 128 * (widths[more] > i + 1)
+    return out.tobytes()
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position, check_label, check_name, check_step
 from weightcast.errors import SpaceError, StoreError, UsageError, WeightcastError
 from weightcast.format.codec import CodecName, check_codec
-from weightcast.format.patchfile import encode
+from weightcast.format.patchfile import encode_prepared
 from weightcast.format.scan import Detector, Scan, resolve
 from weightcast.format.spec import TensorTable
 from weightcast.format.workers import Workers
@@ -44,8 +44,8 @@ _log = logging.getLogger("weightcast")
 
 C = TypeVar("C", bound="Committer")
 
-Watch = Callable[[Chain | None, bool, Workers], Detector]
-"""Makes the detector for a channel, if there is one yet, and whether its codec needs ranks."""
+Watch = Callable[[Chain | None, CodecName, Workers], Detector]
+"""Makes the detector for a channel, if there is one yet, and a codec."""
 
 
 class Committer:
@@ -72,7 +72,7 @@ class Committer:
         with ExitStack() as opening:
             self._workers = opening.enter_context(Workers(threads))
             begun = channel_in(store)
-            self._detector = watch(begun, ranked, self._workers)
+            self._detector = watch(begun, self._codec, self._workers)
             opening.callback(self._detector.close)
             watched = self._detector.weights
             if begun is None or begun.head() is None:
@@ -146,7 +146,7 @@ class Committer:
         try:
             found = resolve(self._fingerprint, scanned.scan)
             self._fingerprint = found.reached
-            update = Resolved(found.patch, found.ranks, (scanned.receipt,))
+            update = Resolved(found.patch, found.prepared, (scanned.receipt,))
             with self._changed:
                 waiting = pipeline.begin_merge()
             if waiting is not None:
@@ -199,8 +199,8 @@ class Committer:
 
     def _encode(self, update: Resolved) -> Encoded:
         codec = codec_for(update, self._codec)
-        data = encode(update.patch, codec, update.ranks, self._workers)
-        return Encoded(replace(update, ranks=None), codec, data)
+        data = encode_prepared(update.patch, codec, update.prepared, self._workers)
+        return Encoded(replace(update, prepared=None), codec, data)
 
     def _upload(self, encoded: Encoded, base: Position) -> Uploaded:
         update = encoded.update

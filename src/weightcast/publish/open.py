@@ -227,4 +227,4 @@ def take_up(
         hint = "Open the publisher while nothing trains."
         problem = "the weights changed while the publisher opened"
         raise ResultError(problem, expected=now.digest, found=found.reached.digest, hint=hint)
-    return head, now, Resolved(found.patch, found.ranks)
+    return head, now, Resolved(found.patch, found.prepared)

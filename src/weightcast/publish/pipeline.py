@@ -17,7 +17,7 @@ from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest
 from weightcast.errors import BaseError, SpaceError, StoreError, UsageError
 from weightcast.format.codec import CodecName
-from weightcast.format.codec.ranks import Ranks
+from weightcast.format.codec.coded import Prepared
 from weightcast.format.patch import Patch, compose
 from weightcast.format.scan import Scan
 from weightcast.publish.receipt import Receipt
@@ -44,8 +44,8 @@ class Resolved:
     """
 
     patch: Patch
-    ranks: Mapping[str, Ranks] | None
-    """What `banded` needs; None for a merged patch."""
+    prepared: Mapping[str, Prepared] | None
+    """What `banded` needs, or what a device coded; None for a merged patch."""
     receipts: tuple[Receipt, ...] = ()
 
     @property
@@ -95,7 +95,7 @@ def merged(first: Stage, later: Resolved) -> Stage:
     receipts = update.receipts + later.receipts
     if later.patch.tensors:
         return Resolved(compose(update.patch, later.patch), None, receipts)
-    # Nothing changed since: keep the ranks, which the smallest codec needs, and the bytes.
+    # Nothing changed since: keep what the smallest codec needs, and the bytes.
     same = replace(update, receipts=receipts)
     return replace(first, update=same) if isinstance(first, Encoded) else same
 
@@ -117,10 +117,10 @@ def changes(stage: Stage, head: Position) -> bool:
 
 
 def codec_for(update: Resolved, wanted: CodecName) -> CodecName:
-    """The codec that can carry the patch: `plain` where old bits are not known, `gap` where `banded` has no ranks."""
+    """The codec that can carry the patch: `plain` without the old bits, `gap` where `banded` is not prepared."""
     if any(tensor.old is None for tensor in update.patch.tensors):
         return "plain"
-    return "gap" if wanted == "banded" and update.ranks is None else wanted
+    return "gap" if wanted == "banded" and update.prepared is None else wanted
 
 
 class Pipeline:

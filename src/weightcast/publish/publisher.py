@@ -99,15 +99,15 @@ def _watch(
     dtype: WireDtype | torch.dtype | None,
     check_every: int | None,
     begun: Chain | None,
-    ranked: bool,
+    codec: CodecName,
     workers: Workers,
 ) -> Detector:
     if is_module(weights):  # before all else: a module has no table
         from weightcast.torch.detectors import watch
 
         table = begun.channel.table if begun is not None else None
-        return watch(weights, optimizer, detect, dtype, check_every, table, ranked, workers)
+        return watch(weights, optimizer, detect, dtype, check_every, table, codec, workers)
     refuse_no_weights(weights)
     if optimizer is not None or detect is not None or dtype is not None:
         raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")
-    return Shadowed(cast(Weights, weights), ranked, workers)
+    return Shadowed(cast(Weights, weights), codec == "banded", workers)

@@ -117,13 +117,13 @@ class StreamPublisher:
             raise
 
     def _take(
-        self, stream: Iterable[tuple[str, torch.Tensor]], begun: Chain | None, ranked: bool, workers: Workers
+        self, stream: Iterable[tuple[str, torch.Tensor]], begun: Chain | None, codec: CodecName, workers: Workers
     ) -> Streamed:
         """The detector that begins with a first stream."""
         from weightcast.torch.stream import Streamed
 
         table = begun.channel.table if begun is not None else None
-        streamed = Streamed(stream, table, self._dtype, self._detect, ranked=ranked, workers=workers)
+        streamed = Streamed(stream, table, self._dtype, self._detect, codec=codec, workers=workers)
         if begun is not None and (missing := streamed.missing):
             held = _held(begun, streamed.table, missing)
             tied = _tied(held, missing)

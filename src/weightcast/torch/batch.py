@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weightcast.format.codec import CodecName
+from weightcast.format.codec.ranks import Ranks
 from weightcast.format.scan import Change
 from weightcast.format.spec import TensorSpec
 from weightcast.format.tensors import Bits
@@ -166,8 +168,10 @@ def without_undone(change: Change) -> Change | None:
         return change if kept.size else None
     if not kept.any():
         return None
-    ranks = change.ranks and replace(change.ranks, ranks=change.ranks.ranks[kept])
-    return replace(change, indices=change.indices[kept], was=change.was[kept], now=change.now[kept], ranks=ranks)
+    prepared = change.prepared
+    # Blocks that are coded already hold those elements too.
+    left = replace(prepared, ranks=prepared.ranks[kept]) if isinstance(prepared, Ranks) else None
+    return replace(change, indices=change.indices[kept], was=change.was[kept], now=change.now[kept], prepared=left)
 
 
 def log_edits(names: Sequence[str]) -> None:
@@ -204,9 +208,9 @@ class Kernels(ABC, Generic[F]):
 
     @abstractmethod
     def deliver(
-        self, batch: Batch, flips: F, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+        self, batch: Batch, flips: F, codec: CodecName, shadow: Copied | None, ledger: Ledger | None = None
     ) -> Delivered:
-        """Read the new bits, rank the changes, and send everything to the host.
+        """Read the new bits, prepare the changes for the codec, and send everything to the host.
 
         A ``shadow`` holds all of the old bits, and is updated. With a ``ledger``, a kernel set may check in the
         background that the old bits are those of the last delivery.

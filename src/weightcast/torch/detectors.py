@@ -19,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from weightcast.errors import UsageError
+from weightcast.format.codec import CodecName
 from weightcast.format.scan import Change, Detect, Detector, Scan
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
@@ -55,7 +56,7 @@ def watch(
     dtype: str | torch.dtype | None,
     check_every: int | None,
     table: TensorTable | None,
-    ranked: bool,
+    codec: CodecName,
     workers: Workers,
 ) -> Detector:
     """The detector for a model; ``table`` is the channel's, if there is one."""
@@ -64,10 +65,10 @@ def watch(
     detect = detect or ("transient" if optimizers else "device")
     live = LiveModel(model, dtype, table, workers)
     if detect != "transient":
-        return Resident(live, detect == "host", ranked)
+        return Resident(live, detect == "host", codec)
     if not optimizers:
         raise UsageError("detect='transient' needs the optimizer", hint="Pass optimizer=…, or detect='device'.")
-    return Transient(live, optimizers, check_every, ranked)
+    return Transient(live, optimizers, check_every, codec)
 
 
 def _innermost(optimizer: object) -> Optimizer:
@@ -93,11 +94,11 @@ class ModelScan:
         yield from sorted(chain.from_iterable(found), key=lambda change: self.table.ordinal(change.spec.name))
 
 
-def _changes_since(shadow: Copied, live: LiveModel, ranked: bool) -> Iterator[Change]:
+def _changes_since(shadow: Copied, live: LiveModel, codec: CodecName) -> Iterator[Change]:
     """What changed in a batch since the copy, which is updated."""
     batch = shadow.batch
     kernels = live.kernels(batch.device)
-    delivered = kernels.deliver(batch, kernels.differ(batch, shadow), ranked, shadow)
+    delivered = kernels.deliver(batch, kernels.differ(batch, shadow), codec, shadow)
     kernels.rest(batch)
     return delivered.changes({})
 
@@ -108,9 +109,9 @@ def _changes_since(shadow: Copied, live: LiveModel, ranked: bool) -> Iterator[Ch
 class Resident:
     """`device` and `host`: keeps a copy of the wire bits as of the last scan."""
 
-    def __init__(self, live: LiveModel, on_host: bool, ranked: bool):
+    def __init__(self, live: LiveModel, on_host: bool, codec: CodecName):
         self.weights = live
-        self._ranked = ranked
+        self._codec = codec
         slots = list(live.slots.values())
         away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
         taken = (live.kernels(batch.device).take(batch) for batch in batches_of(slots, _HOST_BATCH if away else None))
@@ -125,7 +126,7 @@ class Resident:
         found = []
         for shadow in self._shadows:
             old = shadow.load() if isinstance(shadow, PinnedCopy) else shadow
-            found.append(_changes_since(old, self.weights, self._ranked))
+            found.append(_changes_since(old, self.weights, self._codec))
             if isinstance(shadow, PinnedCopy):
                 shadow.store(old)
         return ModelScan(self.weights.table, found)
@@ -177,7 +178,7 @@ class _Journal:
             self.flips, self.shadow = None, old
         self.kernels.rest(self.batch)
 
-    def deliver(self, ranked: bool) -> Delivered | None:
+    def deliver(self, codec: CodecName) -> Delivered | None:
         self.note()
         flips, shadow = self.flips, self.shadow
         self.flips = self.shadow = None
@@ -185,7 +186,7 @@ class _Journal:
             flips = self.kernels.differ(self.batch, shadow)
         if flips is None:
             return None
-        delivered = self.kernels.deliver(self.batch, flips, ranked, shadow, self.ledger)
+        delivered = self.kernels.deliver(self.batch, flips, codec, shadow, self.ledger)
         self.owed.append(delivered.gains)
         if len(self.owed) > _OWED:
             self.add_gains(self.owed.pop(0))
@@ -208,9 +209,9 @@ class _Journal:
 class Transient:
     """`transient`: keeps only a journal. Tensors edited outside the optimizer are found by digest, and sent whole."""
 
-    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, ranked: bool):
+    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, codec: CodecName):
         self.weights = live
-        self._ranked = ranked
+        self._codec = codec
         self._check_every = _CHECK_EVERY if check_every is None else check_every
         self._stepping: int | None = None
         """The thread that is inside a step."""
@@ -283,16 +284,16 @@ class Transient:
         due = self._suspicious or (self._check_every > 0 and self._scans % self._check_every == 0)
         found = []
         for journal in self._journals:
-            # A device ranks by its current bits: after an unnoticed edit, no follower could decode those ranks.
+            # A device ranks by its current bits: after an unnoticed edit, no follower could decode what it coded.
             checked = due or journal.batch.device.type != "cpu"
             live = sums_in_transit(journal.kernels.digests(journal.batch)) if checked else None
-            delivered = journal.deliver(self._ranked)
+            delivered = journal.deliver(self._codec)
             replaced = self._replaced(journal, live) if live else {}
             journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
             found.append(delivered.changes(replaced) if delivered else _replacements(journal, replaced))
         self.weights.remake()
-        found += [_changes_since(shadow, self.weights, self._ranked) for shadow in self._kept]
+        found += [_changes_since(shadow, self.weights, self._codec) for shadow in self._kept]
         self._suspicious = False
         return ModelScan(self.weights.table, found)
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from weightcast.errors import UsageError
+from weightcast.format.codec import CodecName
 from weightcast.format.scan import Change, Detect, Scan
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
@@ -63,11 +64,11 @@ class Streamed:
         dtype: str | torch.dtype | None = None,
         detect: Detect | None = None,
         *,
-        ranked: bool,
+        codec: CodecName,
         workers: Workers,
     ):
         self._arrivals = Arrivals(table, wire_name(dtype), in_parts=detect == "host")
-        self._detect, self._ranked, self._workers = detect, ranked, workers
+        self._detect, self._codec, self._workers = detect, codec, workers
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._left: dict[torch.device, float] = {}
         """Bytes that shadows may still take on a device."""
@@ -147,7 +148,7 @@ class Streamed:
         kernels, old = self._kernels_on(group), group.load()
         flips = kernels.differ(group.batch, old)
         live = self._live_digests(group)
-        delivered = kernels.deliver(group.batch, flips, self._ranked, old)
+        delivered = kernels.deliver(group.batch, flips, self._codec, old)
         kernels.rest(group.batch)
         group.store(old)
         self._arrivals.free(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import numpy as np
@@ -54,6 +55,21 @@ def _copy_beside(tensors: Sequence[torch.Tensor], there: Sequence[torch.Tensor])
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+def beside(device: torch.device) -> AbstractContextManager[object]:
+    """Work in a `with` is queued beside what trains, and before it: it is short, and a follower waits for it.
+
+    It waits for nothing on the device: whoever queues it knows that its input is there.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(_urgent_stream(device.index if device.index is not None else torch.cuda.current_device()))
+
+
+@cache
+def _urgent_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def sums_in_transit(sums: torch.Tensor) -> Sums:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weightcast.errors import FormatError, UsageError
-from weightcast.format.codec.coded import Coded, other_base
+from weightcast.format.codec.coded import Blocks, Coded, Prepared, other_base
 from weightcast.format.codec.ranks import Ranks, band_cost, set_ranks
 from weightcast.format.kernels import reader, writer
 from weightcast.format.kernels.bands import BLOCK
@@ -44,7 +45,7 @@ _PROBLEMS = {
     MANY: "the streams change more elements than the table says",
 }
 
-Job = tuple[TensorPatch, Bits | Ranks | None]
+Job = tuple[TensorPatch, Bits | Prepared | None]
 
 
 def encode_gap(jobs: Sequence[Job], workers: Workers) -> list[Coded]:
@@ -66,6 +67,19 @@ def encode_banded(jobs: Sequence[Job], workers: Workers) -> list[Coded]:
 
 
 def _encode(jobs: Sequence[Job], banded: bool, workers: Workers) -> list[Coded]:
+    """Code what was not coded already."""
+    rest = [(patch, old) for patch, old in jobs if not isinstance(old, Blocks)]
+    coded = iter(_encode_tensors(rest, banded, workers) if rest else ())
+    return [_coded(patch, old.sizes, old.stream) if isinstance(old, Blocks) else next(coded) for patch, old in jobs]
+
+
+def _coded(patch: TensorPatch, sizes: tuple[tuple[int, int], ...], stream: npt.NDArray[np.uint8]) -> Coded:
+    return Coded(Row(patch.spec, patch.changed, patch.digest, sizes), {"blocks": stream})
+
+
+def _encode_tensors(
+    jobs: Sequence[tuple[TensorPatch, Bits | Ranks | None]], banded: bool, workers: Workers
+) -> list[Coded]:
     """Blocks can be raw where the old tensor is known, or every element changes. `UsageError` for another base."""
     patches = [patch for patch, _ in jobs]
     specs = [patch.spec for patch in patches]
@@ -86,10 +100,7 @@ def _encode(jobs: Sequence[Job], banded: bool, workers: Workers) -> list[Coded]:
     tensors["stream"], tensors["nbytes"] = [address(stream) for stream in streams], [stream.size for stream in streams]
     run(place_bytes, workers, tensors, tasks, room)
     sizes = _block_sizes(len(specs), tasks)
-    return [
-        Coded(Row(patch.spec, patch.changed, patch.digest, blocks), {"blocks": stream})
-        for patch, blocks, stream in zip(patches, sizes, streams, strict=True)
-    ]
+    return [_coded(*one) for one in zip(patches, sizes, streams, strict=True)]
 
 
 def _refuse_problems(specs: Sequence[TensorSpec], tensors: Records, tasks: Records) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from weightcast.errors import UsageError
@@ -24,6 +25,18 @@ class Coded:
     streams: Mapping[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A tensor's changes as a device coded them: its blocks as (ordinal, bytes), one after the other in ``stream``."""
+
+    sizes: tuple[tuple[int, int], ...]
+    stream: npt.NDArray[np.uint8]
+
+
+Prepared = Ranks | Blocks
+"""What was made of a change while the old tensor was there: what a codec needs of it, or the result."""
+
+
 def other_base(tensor: str) -> UsageError:
     """What is raised if the weights that were given as the base of a patch are others."""
     hint = "It may have been updated in place. Pass the weights as they were before the change."
@@ -34,9 +47,10 @@ def other_base(tensor: str) -> UsageError:
 class Codec:
     """A pair of pure functions on any number of tensors.
 
-    With each goes the whole old tensor, or None if the caller does not hold it; a writer may have its ranks instead.
+    With each goes the whole old tensor, or None if the caller does not hold it; a writer may have what was prepared
+    from it instead.
     """
 
     name: str
-    encode: Callable[[Sequence[tuple[TensorPatch, Bits | Ranks | None]], Workers], list[Coded]]
+    encode: Callable[[Sequence[tuple[TensorPatch, Bits | Prepared | None]], Workers], list[Coded]]
     decode: Callable[[Sequence[tuple[Coded, Bits | None]], Workers], list[TensorPatch]]

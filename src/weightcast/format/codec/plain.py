@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weightcast.errors import FormatError, UsageError
-from weightcast.format.codec.coded import Coded, other_base
-from weightcast.format.codec.ranks import Ranks
+from weightcast.format.codec.coded import Coded, Prepared, other_base
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import TensorPatch
 from weightcast.format.table import Row
@@ -16,7 +15,7 @@ from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
 
-def encode_tensor(patch: TensorPatch, old: Bits | Ranks | None) -> Coded:
+def encode_tensor(patch: TensorPatch, old: Bits | None) -> Coded:
     """Indices and values; the whole tensor if that is smaller and known."""
     spec = patch.spec
     index = np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
@@ -24,7 +23,7 @@ def encode_tensor(patch: TensorPatch, old: Bits | Ranks | None) -> Coded:
     if patch.changed * (index.itemsize + patch.new.itemsize) > spec.nbytes:
         if patch.changed == spec.elements:
             streams = {"values": patch.new}
-        elif old is not None and not isinstance(old, Ranks):
+        elif old is not None:
             whole = old.copy()
             patch.scatter(whole)
             streams = {"values": whole}
@@ -67,12 +66,12 @@ def _refuse_bad_indices(coded: Coded) -> None:
         raise FormatError("indices are out of range, unsorted or repeated", tensor=spec.name)
 
 
-def encode(jobs: Sequence[tuple[TensorPatch, Bits | Ranks | None]], workers: Workers) -> list[Coded]:
+def encode(jobs: Sequence[tuple[TensorPatch, Bits | Prepared | None]], workers: Workers) -> list[Coded]:
     """`UsageError` if an old tensor is not the one that its patch changes."""
 
-    def one(job: tuple[TensorPatch, Bits | Ranks | None]) -> Coded:
-        patch, old = job
-        if patch.old is not None and old is not None and not isinstance(old, Ranks):
+    def one(job: tuple[TensorPatch, Bits | Prepared | None]) -> Coded:
+        patch, old = job[0], job[1] if isinstance(job[1], np.ndarray) else None
+        if patch.old is not None and old is not None:
             there = np.empty_like(patch.old)
             cpu.gather(old, patch.indices, 0, there)
             if not np.array_equal(there, patch.old):

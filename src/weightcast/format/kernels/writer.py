@@ -50,13 +50,15 @@ _block_room = kernel(block_room)
 
 @kernel
 def _best_rice(gaps):
-    """The cheapest Rice parameter for ``gaps``, searched near the logarithm of their mean."""
-    mean = 0.0
+    """The cheapest Rice parameter for ``gaps``, searched near the logarithm of their mean.
+
+    The search begins in integers, as `choose_bands` does: a device must come to the same bytes.
+    """
+    total = np.int64(0)
     for gap in gaps:
-        mean += gap
-    mean /= gaps.size
+        total += gap
     middle = 0
-    while middle < MAX_GAP_RICE and (1 << (middle + 1)) <= 0.7 * mean + 1.0:
+    while middle < MAX_GAP_RICE and 7 * total > 10 * ((2 << middle) - 1) * gaps.size:  # 2**(middle + 1) < 0.7 mean + 1
         middle += 1
     below, above = max(middle - 1, 0), middle + 1
     bits_below = bits = bits_above = 0

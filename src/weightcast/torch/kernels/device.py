@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from itertools import accumulate, pairwise
+from typing import NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
 
+from weightcast.format.codec import CodecName
+from weightcast.format.codec.coded import Prepared
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
 from weightcast.format.scan import Change
@@ -50,20 +51,31 @@ class DeviceKernels(Kernels[F]):
         self._put(copied, flips, flips.was)
 
     def deliver(
-        self, batch: Batch, flips: F, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+        self, batch: Batch, flips: F, codec: CodecName, shadow: Copied | None, ledger: Ledger | None = None
     ) -> DeviceDelivered:
         now, sums = self._gather(batch, flips)
-        gains = sums_in_transit(sums)  # before the ranks, which nothing waits for
-        ranks = None
-        if ranked and flips.bounds[-1]:
-            old = shadow
-            if old is None:
-                old = self.take(batch)
-                self.put(old, flips)
-            ranks = self._rank(batch, old, flips, now)
+        gains = sums_in_transit(sums)  # before what follows, which nothing waits for
+        prepared = None
+        if flips.bounds[-1]:
+            ranks = self._rank(batch, self._before(batch, flips, shadow), flips, now) if codec == "banded" else None
+            prepared = self._prepare(batch, flips, now, codec, ranks)
         if shadow is not None:
             self._put(shadow, flips, now)
-        return DeviceDelivered(batch, flips, now, gains, ranks)
+        return DeviceDelivered(batch, flips, now, gains, prepared)
+
+    def _before(self, batch: Batch, flips: F, shadow: Copied | None) -> Copied:
+        """All bits as they were."""
+        if shadow is not None:
+            return shadow
+        old = self.take(batch)
+        self.put(old, flips)
+        return old
+
+    def _prepare(
+        self, batch: Batch, flips: F, now: torch.Tensor, codec: CodecName, ranks: DeviceRanks | None
+    ) -> Arriving | None:
+        """What the codec needs, or its work done on the device."""
+        return None if ranks is None else ArrivingRanks(batch, flips, ranks)
 
     @abstractmethod
     def _put(self, copied: Copied, flips: F, values: torch.Tensor) -> None:
@@ -77,33 +89,49 @@ class DeviceKernels(Kernels[F]):
     def _rank(self, batch: Batch, old: Copied, flips: F, now: torch.Tensor) -> DeviceRanks: ...
 
 
+class Arriving(Protocol):
+    """What was prepared for the codec, in transit to the host."""
+
+    def tensors(self) -> Sequence[Prepared]:
+        """Wait for it: one for each tensor of the batch. Called once, on another thread."""
+        ...
+
+
+class ArrivingRanks:
+    """Implements `Arriving` for kernel sets that leave coding to the host."""
+
+    def __init__(self, batch: Batch, flips: DeviceFlips, ranks: DeviceRanks):
+        self._sizes, self._bounds, self._transit = batch.sizes, flips.bounds, Transit(ranks)
+
+    def tensors(self) -> list[Ranks]:
+        ranks, bands, *tables = self._transit.arrays()
+        uppers, sizes = (table.reshape(-1, MAX_BANDS) for table in tables)
+        mine = [slice(*bounds) for bounds in pairwise(self._bounds)]
+        blocks = [slice(*bounds) for bounds in pairwise([0, *accumulate(-(-size // BLOCK) for size in self._sizes)])]
+        return [Ranks(ranks[i], bands[b], uppers[b], sizes[b]) for i, b in zip(mine, blocks, strict=True)]
+
+
 class DeviceDelivered:
     """Implements `Delivered` for flips that were found on a device."""
 
-    def __init__(self, batch: Batch, flips: DeviceFlips, now: torch.Tensor, gains: Sums, ranks: DeviceRanks | None):
+    def __init__(self, batch: Batch, flips: DeviceFlips, now: torch.Tensor, gains: Sums, prepared: Arriving | None):
         self.gains = gains
-        self._batch, self._bounds = batch, flips.bounds
-        self._transit = Transit([flips.indices, flips.was, now, *(ranks or ())])
+        self._batch, self._bounds, self._prepared = batch, flips.bounds, prepared
+        undone = (flips.was == now).any().reshape(1)
+        self._transit = Transit([undone, flips.indices.to(torch.int64), flips.was, now])
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
-        indices, was, now, *ranks = self._transit.arrays()
-        gains = self.gains()
+        prepared = None if self._prepared is None else self._prepared.tensors()
+        self._prepared = None
         word = self._batch.kind.word
-        blocks = [0, *accumulate(-(-size // BLOCK) for size in self._batch.sizes)]
-        for i, spec in enumerate(self._batch.specs):
+        undone, indices, was, now = self._transit.arrays()
+        was, now, gains = was.view(word), now.view(word), self.gains().tolist()
+        for i, (spec, (begin, end)) in enumerate(zip(self._batch.specs, pairwise(self._bounds), strict=True)):
             if i in replaced:
                 yield replacement(spec, *replaced[i])
-                continue
-            mine = slice(self._bounds[i], self._bounds[i + 1])
-            if mine.start == mine.stop:
-                continue
-            found = None
-            if ranks:
-                b = slice(blocks[i], blocks[i + 1])
-                uppers, sizes = (table.reshape(-1, MAX_BANDS)[b] for table in ranks[2:])
-                found = Ranks(ranks[0][mine], ranks[1][b], uppers, sizes)
-            places = indices[mine].astype(np.int64)
-            change = Change(spec, places, was[mine].view(word), now[mine].view(word), int(gains[i]), found)
-            kept = without_undone(change)
-            if kept is not None:
-                yield kept
+            elif begin < end:
+                found = None if prepared is None else prepared[i]
+                change = Change(spec, indices[begin:end], was[begin:end], now[begin:end], gains[i], found)
+                kept = without_undone(change) if undone[0] else change
+                if kept is not None:
+                    yield kept

@@ -10,23 +10,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from weightcast.format.codec import CodecName
 from weightcast.format.codec.ranks import band_cost
 from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
 from weightcast.format.tasks import traits
 from weightcast.torch.batch import Batch, Copied
 from weightcast.torch.kernels import triton as kernels
-from weightcast.torch.kernels.device import DeviceFlips, DeviceKernels, DeviceRanks
+from weightcast.torch.kernels.blocks import ArrivingBlocks, Cut, GpuFlips, one_band
+from weightcast.torch.kernels.device import Arriving, DeviceKernels, DeviceRanks
 from weightcast.torch.kernels.triton import SUB, TILE, launch
 
 _NARROW = {None: 0, "BF16": 1, "F16": 2}
-
-
-@dataclass(frozen=True, eq=False)
-class GpuFlips(DeviceFlips):
-    """Also, for each tile: how many flips it has, and where the last one ends."""
-
-    counts: torch.Tensor
-    ends: torch.Tensor
 
 
 class _Tables:
@@ -50,6 +44,7 @@ class _Tables:
             block_ordinal,
             first_tile[block_tensor] + block_ordinal * per_block,
             np.minimum(tiles[block_tensor] - block_ordinal * per_block, per_block),
+            np.minimum(sizes[block_tensor] - block_ordinal * BLOCK, BLOCK),
         ]
         packed = np.concatenate([*(part.view(np.int32) for part in wide), *(part.astype(np.int32) for part in narrow)])
         self._packed = torch.from_numpy(packed)
@@ -57,29 +52,11 @@ class _Tables:
             self._packed = self._packed.pin_memory()
         self._cuts = np.cumsum([2 * part.size for part in wide] + [part.size for part in narrow])[:-1].tolist()
 
-    def on_device(self, device: torch.device) -> _Cut:
+    def on_device(self, device: torch.device) -> Cut:
         packed = self._packed.to(device, non_blocking=True)
         sizes, first_tile, *narrow = packed.tensor_split(self._cuts)
         wide = sizes.view(torch.int64), first_tile.view(torch.int64)
-        return _Cut(self.tiles, self.blocks, *wide, *narrow)
-
-
-@dataclass(frozen=True, eq=False)
-class _Cut:
-    """The tables of a batch on its device."""
-
-    tiles: int
-    blocks: int
-    sizes: torch.Tensor
-    first_tile: torch.Tensor
-    """One per tensor, and the end."""
-    tile_tensor: torch.Tensor
-    tile_ordinal: torch.Tensor
-    tile_block: torch.Tensor
-    block_tensor: torch.Tensor
-    block_ordinal: torch.Tensor
-    block_tile: torch.Tensor
-    block_tiles: torch.Tensor
+        return Cut(self.tiles, self.blocks, *wide, *narrow)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +77,7 @@ class GpuKernels(DeviceKernels[GpuFlips]):
 
     def __init__(self) -> None:
         self._tables: WeakKeyDictionary[Batch, _Tables] = WeakKeyDictionary()
-        self._cuts: WeakKeyDictionary[Batch, _Cut] = WeakKeyDictionary()
+        self._cuts: WeakKeyDictionary[Batch, Cut] = WeakKeyDictionary()
         self._live: WeakKeyDictionary[Batch, tuple[list[int], _Addresses]] = WeakKeyDictionary()
         self._copies: WeakKeyDictionary[Copied, _Addresses] = WeakKeyDictionary()
         self._costs: dict[torch.device, torch.Tensor] = {}
@@ -181,6 +158,14 @@ class GpuKernels(DeviceKernels[GpuFlips]):
         )  # fmt: skip
         return DeviceRanks(ranks, bands, uppers, sizes)
 
+    def _prepare(
+        self, batch: Batch, flips: GpuFlips, now: torch.Tensor, codec: CodecName, ranks: DeviceRanks | None
+    ) -> Arriving | None:
+        if codec == "plain":
+            return None
+        cut = self._cut(batch)
+        return ArrivingBlocks(batch, cut, flips, now, ranks or one_band(cut, flips))
+
     def digests(self, batch: Batch) -> torch.Tensor:
         cut, source = self._cut(batch), self._sources(batch)
         sums = torch.empty(cut.tiles, dtype=torch.int64, device=batch.device)
@@ -201,7 +186,7 @@ class GpuKernels(DeviceKernels[GpuFlips]):
         self._live.pop(batch, None)
         self._costs.clear()
 
-    def _cut(self, batch: Batch) -> _Cut:
+    def _cut(self, batch: Batch) -> Cut:
         if batch not in self._tables:
             self._tables[batch] = _Tables(batch)
         if batch not in self._cuts:

@@ -7,17 +7,18 @@ the background, and its memory is reused, since fresh pages would cost more than
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 import torch
 
+from weightcast.format.codec import CodecName
 from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import Change, ranked
-from weightcast.format.tasks import Found, compare_tensors
+from weightcast.format.tasks import Found, compare_tensors, parts
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import Batch, Copied, Kernels, Ledger, log_edits, replacement, unsigned, without_undone
@@ -118,7 +119,7 @@ class HostKernels(Kernels[Flips]):
             i, first = task
             _wire(batch, sources[i][first : first + SPAN], taken[i][first : first + SPAN])
 
-        self._workers.map(one, _spans(batch))
+        self._workers.map(one, _spans(batch.sizes))
         return copied
 
     def _room_for(self, batch: Batch) -> Copied:
@@ -129,8 +130,25 @@ class HostKernels(Kernels[Flips]):
 
     def differ(self, batch: Batch, old: Copied) -> Flips:
         self.settle(old)
-        now = _bits_in(batch if batch.narrow is None else self.take(batch))
-        return Flips(compare_tensors(batch.specs, _bits_in(old), now, self._workers), old)
+        olds, sources = _bits_in(old), _bits_in(batch)
+        if batch.narrow is None:
+            return Flips(compare_tensors(batch.specs, olds, sources, self._workers), old)
+        found: list[Found] = []
+        for some in self._workers.batches(range(len(sources)), lambda i: batch.sizes[i]):
+            rounded = self._rounded(batch, some, sources)
+            found += compare_tensors([batch.specs[i] for i in some], [olds[i] for i in some], rounded, self._workers)
+        return Flips(found, old)
+
+    def _rounded(self, batch: Batch, some: Sequence[int], sources: list[Bits]) -> list[Bits]:
+        """The wire bits of some of a batch's tensors."""
+        room = parts([batch.kind.word] * len(some), [batch.sizes[i] for i in some])
+
+        def one(task: tuple[int, int]) -> None:
+            n, first = task
+            _wire(batch, sources[some[n]][first : first + SPAN], room[n][first : first + SPAN])
+
+        self._workers.map(one, _spans([batch.sizes[i] for i in some]))
+        return room
 
     def count(self, flips: Flips) -> int:
         return sum(one.indices.size for one in flips.found)
@@ -146,7 +164,7 @@ class HostKernels(Kernels[Flips]):
             cpu.scatter(bits, one.indices, one.was)
 
     def deliver(
-        self, batch: Batch, flips: Flips, ranked: bool, shadow: Copied | None, ledger: Ledger | None = None
+        self, batch: Batch, flips: Flips, codec: CodecName, shadow: Copied | None, ledger: Ledger | None = None
     ) -> HostDelivered:
         # With a shadow, flips were found right before; without one, steps may have followed.
         found = flips.found if shadow is not None else self._as_now(batch, flips)
@@ -154,7 +172,7 @@ class HostKernels(Kernels[Flips]):
             Change(spec, one.indices, one.was, one.now, one.gain) for spec, one in zip(batch.specs, found, strict=True)
         ]
         old = flips.old if shadow is None else shadow
-        delivered = HostDelivered(changes, old, ranked, shadow is not None, ledger, self._workers)
+        delivered = HostDelivered(changes, old, codec == "banded", shadow is not None, ledger, self._workers)
         if shadow is not None:
             self._unfinished[shadow] = delivered
         return delivered
@@ -180,7 +198,7 @@ class HostKernels(Kernels[Flips]):
             bits = self._wire_span(batch, sources[i], first, min(SPAN, batch.sizes[i] - first))
             return int(cpu.digest_runs(bits, np.array([first], np.int64)))
 
-        tasks, sums = _spans(batch), [0] * len(batch.sizes)
+        tasks, sums = _spans(batch.sizes), [0] * len(batch.sizes)
         for (i, _), part in zip(tasks, self._workers.map(one, tasks), strict=True):
             sums[i] += part
         return torch.from_numpy(np.array([total % (1 << 64) for total in sums], np.uint64).view(np.int64))
@@ -204,9 +222,9 @@ def _give_back(rooms: list[list[torch.Tensor]], chunks: list[torch.Tensor]) -> N
         rooms.append(chunks)
 
 
-def _spans(batch: Batch) -> list[tuple[int, int]]:
+def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
     """The tensor and the first element of each span."""
-    return [(i, first) for i, size in enumerate(batch.sizes) for first in range(0, size, SPAN)]
+    return [(i, first) for i, size in enumerate(sizes) for first in range(0, size, SPAN)]
 
 
 def _bits_in(tensors: Batch | Copied) -> list[Bits]:

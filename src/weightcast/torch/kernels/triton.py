@@ -223,7 +223,7 @@ def digest(source, sizes, tile_tensor, tile_ordinal, sums, TILE: tl.constexpr, B
 
 
 @triton.jit
-def _key(bits, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr):
+def key_of(bits, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr):
     """The band key (SPEC 6.1)."""
     if BIAS == 0:  # then 32 bits hold it, and 64 would cost twice
         return ((bits.to(tl.uint32) & MAGNITUDE) >> SHIFT).to(tl.int32)
@@ -233,8 +233,8 @@ def _key(bits, MAGNITUDE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr)
 
 
 @triton.jit
-def _is_far(before, after, WIDTH: tl.constexpr, SIGNED: tl.constexpr):
-    """Whether a change is by more than one step (SPEC 6.6)."""
+def step_of(before, after, WIDTH: tl.constexpr, SIGNED: tl.constexpr):
+    """Direction (up?) and distance of a change, in steps of the order of numbers (SPEC 6.6)."""
     old, new = before.to(tl.uint64), after.to(tl.uint64)
     top = tl.full(old.shape, 1, tl.uint64) << (WIDTH - 1)
     mask = top | (top - 1)
@@ -242,7 +242,8 @@ def _is_far(before, after, WIDTH: tl.constexpr, SIGNED: tl.constexpr):
         old = tl.where((old & top) != 0, ~old & mask, old | top)
         new = tl.where((new & top) != 0, ~new & mask, new | top)
     step = (new - old) & mask
-    return (step != 1) & (step != mask)
+    up = step <= top
+    return up, tl.where(up, step, mask - step + 1)
 
 
 @triton.jit
@@ -278,7 +279,7 @@ def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, wa
         for done in range(0, samples, STEP):
             i = done + tl.arange(0, STEP)
             inside = i < samples
-            key = _key(tl.load(base + i * stride, inside, other=0), MAGNITUDE, SHIFT, BIAS)
+            key = key_of(tl.load(base + i * stride, inside, other=0), MAGNITUDE, SHIFT, BIAS)
             surplus = STEP - tl.minimum(samples - done, STEP)
             members += tl.histogram(tl.where(inside, key, 0), 256) - tl.where(lane == 0, surplus, 0)
         for done in range(0, n, STEP):
@@ -286,10 +287,11 @@ def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, wa
             inside = i < n
             before = tl.load(was + low + i, inside, other=0).to(base.dtype.element_ty, bitcast=True)
             after = tl.load(now + low + i, inside, other=0).to(base.dtype.element_ty, bitcast=True)
-            key = _key(before, MAGNITUDE, SHIFT, BIAS)
+            key = key_of(before, MAGNITUDE, SHIFT, BIAS)
             surplus = STEP - tl.minimum(n - done, STEP)
             changed += tl.histogram(tl.where(inside, key, 0), 256) - tl.where(lane == 0, surplus, 0)
-            distant = inside & _is_far(before, after, WIDTH, SIGNED)
+            _, distance = step_of(before, after, WIDTH, SIGNED)
+            distant = inside & (distance != 1)
             near = STEP - tl.sum(distant.to(tl.int32), 0)
             far += tl.histogram(tl.where(distant, key, 0), 256) - tl.where(lane == 0, near, 0)
         members = tl.maximum(members * stride, changed)
@@ -344,7 +346,7 @@ def tally(old, sizes, tile_tensor, tile_ordinal, tile_block, bands, band_of, in_
         first = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
         size = tl.load(sizes + tensor)
         bits = _load(_address(old, tensor, WIDTH, ALIGNED), first, place, size, TILE)
-        band = tl.load(band_of + block * 256 + _key(bits, MAGNITUDE, SHIFT, BIAS)).to(tl.int32)
+        band = tl.load(band_of + block * 256 + key_of(bits, MAGNITUDE, SHIFT, BIAS)).to(tl.int32)
         # Eight bands are counted in the bytes of one word: a part has fewer elements than a byte can count.
         one = tl.where(first + place < size, 1, 0).to(tl.int64) << ((band & 7) * 8)
         none = tl.zeros_like(one)
@@ -393,14 +395,14 @@ def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indice
             inside = i < count
             at = tl.where(inside, tl.load(indices + first + i, inside, other=0).to(tl.int64), start)
             before = tl.load(was + first + i, inside, other=0).to(base.dtype.element_ty, bitcast=True)
-            key = _key(before, MAGNITUDE, SHIFT, BIAS)
+            key = key_of(before, MAGNITUDE, SHIFT, BIAS)
             band = tl.load(band_of + block * 256 + key).to(tl.int32)
             highest = tl.load(uppers + block * _BANDS + band).to(tl.int32)
             lowest = tl.load(uppers + block * _BANDS + band - 1, band > 0, other=0).to(tl.int32)
             lowest = tl.where(band > 0, lowest + 1, 0)
             part = (at - start) // SUB
             place = part[:, None] * SUB + tl.arange(0, SUB)[None, :]
-            keys = _key(_load(base, start, place, size, TILE), MAGNITUDE, SHIFT, BIAS)
+            keys = key_of(_load(base, start, place, size, TILE), MAGNITUDE, SHIFT, BIAS)
             same = (start + place < at[:, None]) & (keys >= lowest[:, None]) & (keys <= highest[:, None])
             rank_ = tl.sum(same.to(tl.int32), 1)
             rank_ += tl.load(in_tile + tile.to(tl.int64) * _BANDS + band, inside, other=0)
