@@ -14,11 +14,12 @@ from weightcast.format.spec import TensorSpec
 from weightcast.torch.batch import WORDS, Batch, Copied, Slot
 from weightcast.torch.transit import PinnedCopy
 
-LIMIT = 1 << 28
-"""Bytes of a group; a tensor that is larger is a group of its own."""
+_SMALLEST, _SENT, _LARGEST, _PART = 1 << 26, 1 << 28, 1 << 30, 16
+"""Bytes of a group; a tensor that is larger is a group of its own.
 
-_LARGEST, _SMALLEST, _PART = 1 << 30, 1 << 26, 16
-"""On a GPU: the fewer groups, the fewer launches. At most a 16th of what is free."""
+On the host, room in the caches is worth most. On a GPU the fewer groups, the fewer launches, up to a 16th of what is
+free; but where shadows are sent there, one is on its way while the group before is compared.
+"""
 
 _ALIGNMENT = 16
 _NOWHERE = torch.empty(0, dtype=torch.uint8)
@@ -112,9 +113,11 @@ def aligned(elements: int) -> int:
 
 
 def limit_on(device: torch.device, in_parts: bool) -> int:
-    """Bytes of a group; ``in_parts``: shadows are sent to the device, one while the group before is compared."""
-    if device.type != "cuda" or in_parts:
-        return LIMIT
+    """Bytes of a group; ``in_parts``: shadows are sent to the device."""
+    if device.type != "cuda":
+        return _SMALLEST
+    if in_parts:
+        return _SENT
     return min(_LARGEST, max(_SMALLEST, free_memory(device) // _PART))
 
 
