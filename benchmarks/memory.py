@@ -63,7 +63,7 @@ class Steps(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         for tensor in self.model.tensors().values():
-            for piece in tensor.view(-1).split(1 << 20):  # little memory of its own
+            for piece in torch.split(tensor.view(-1), 1 << 20):  # little memory of its own
                 change({"": piece})
 
 
@@ -186,8 +186,8 @@ def main() -> None:
             if given.role.startswith(("trainer", "stream")):
                 print(json.dumps(publishing(given.role, scale, given.threads, Path(folder))))
             else:
-                command = f"import memory, pathlib; memory.make_channel({scale}, pathlib.Path({folder!r}))"
-                subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parent, check=True)
+                code = f"import memory, pathlib; memory.make_channel({scale}, pathlib.Path({folder!r}))"
+                subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True)
                 print(json.dumps(following(given.role, scale, given.threads, Path(folder))))
             return
     rows: list[dict[str, object]] = []

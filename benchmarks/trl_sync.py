@@ -121,7 +121,9 @@ def must_hold(channel: str, tensors: dict[str, torch.Tensor]) -> None:
     assert wc.fingerprint(held) == wc.fingerprint(expected)
 
 
-def syncs_of(dtype: torch.dtype, detect: str, count: int, threads: int, device: str, scale: float) -> dict[str, object]:
+def syncs_of(
+    dtype: torch.dtype, detect: wc.Detect, count: int, threads: int, device: str, scale: float
+) -> dict[str, object]:
     tensors = model_of(dtype, device, scale)
 
     def stream() -> Iterator[tuple[str, torch.Tensor]]:
@@ -166,10 +168,11 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     threads = given.threads or os.cpu_count() or 1
     torch.set_num_threads(threads)
+    detects: tuple[wc.Detect, ...] = ("device", "host") if device == "cuda" else ("device",)
     rows = [
         syncs_of(dtype, detect, given.syncs, threads, device, given.scale)
         for dtype in (torch.float32, torch.bfloat16)
-        for detect in (("device", "host") if device == "cuda" else ("device",))
+        for detect in detects
     ]
     print(table(rows), file=sys.stderr)
     print(json.dumps({"device": device, "threads": threads, "rows": rows}))
