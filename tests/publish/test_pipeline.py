@@ -218,6 +218,10 @@ def test_merge_with_an_empty_update_keeps_ranks_and_bytes() -> None:
     whole = merged(update(0, 1, first), update(1, 1, second))
     assert isinstance(whole, Resolved)
     assert (whole.prepared, whole.step, whole.receipts) == (RANKS, 4, (first, second))
+    whole = merged(update(0, 0, first), update(0, 1, second))
+    assert isinstance(whole, Resolved)
+    assert (whole.prepared, whole.step, whole.receipts) == (RANKS, 4, (first, second))
+    assert (whole.patch.base, whole.patch.result) == (digest(0), digest(1))
     encoded = merged(Encoded(whole, "banded", b"bytes"), update(1, 1))
     assert isinstance(encoded, Encoded)
     assert encoded.data == b"bytes"

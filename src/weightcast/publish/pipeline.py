@@ -94,7 +94,9 @@ def merged(first: Stage, later: Resolved) -> Stage:
     update = update_of(first)
     receipts = update.receipts + later.receipts
     if later.patch.tensors:
-        return Resolved(compose(update.patch, later.patch), None, receipts)
+        # What the smallest codec needs is right for a change of what was there before alone.
+        prepared = None if update.patch.tensors else later.prepared
+        return Resolved(compose(update.patch, later.patch), prepared, receipts)
     # Nothing changed since: keep what the smallest codec needs, and the bytes.
     same = replace(update, receipts=receipts)
     return replace(first, update=same) if isinstance(first, Encoded) else same
