@@ -58,43 +58,28 @@ class Workers(Closing):
         Items of few ``elements`` run in the calling thread: their time is mostly the interpreter's, which threads slow
         down.
         """
-        if self._pool is None:
-            yield from map(function, items)
-            return
-        ahead: deque[Future[R]] = deque()
-        try:
-            for item in items:
-                if elements(item) < _WORTH_A_THREAD:
-                    done: Future[R] = Future()
-                    done.set_result(function(item))
-                    ahead.append(done)
-                else:
-                    ahead.append(self._pool.submit(function, item))
-                if len(ahead) > self.threads:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            wait([future for future in ahead if not future.cancel()])
+        pool = self._pool
+        if pool is None:
+            return map(function, items)
+
+        def begin(item: T) -> Future[R]:
+            if elements(item) >= _WORTH_A_THREAD:
+                return pool.submit(function, item)
+            done: Future[R] = Future()
+            done.set_result(function(item))
+            return done
+
+        return _in_order(map(begin, items), self.threads)
 
     def ahead(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Results in order. The next one is begun before the consumer gets one, and may call `map`.
 
         Not for a thread of the pool: it would wait for others of it.
         """
-        if self._pool is None:
-            yield from map(function, items)
-            return
-        waiting: deque[Future[R]] = deque()
-        try:
-            for item in items:
-                waiting.append(self._pool.submit(function, item))
-                if len(waiting) > 1:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            wait([future for future in waiting if not future.cancel()])
+        pool = self._pool
+        if pool is None:
+            return map(function, items)
+        return _in_order((pool.submit(function, item) for item in items), 1)
 
     def batches(self, items: Iterable[T], elements: Callable[[T], int], each: int = 1 << 22) -> Iterator[list[T]]:
         """Consecutive items with about ``each`` elements for a thread: all are busy, and memory stays bounded."""
@@ -112,6 +97,20 @@ class Workers(Closing):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _in_order(begun: Iterable[Future[R]], most: int) -> Iterator[R]:
+    """The results of what is begun, at most so many ahead of the consumer."""
+    ahead: deque[Future[R]] = deque()
+    try:
+        for future in begun:
+            ahead.append(future)
+            if len(ahead) > most:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        wait([future for future in ahead if not future.cancel()])
 
 
 ONE = Workers(1)

@@ -76,8 +76,7 @@ class Arrivals:
                 if full is not None and not full.has_room_for(tensor.numel()):
                     yield forming.pop(kind)
                 group = forming.setdefault(kind, Group(kind))
-                limit = limit_on(kind.device, self.in_parts)
-                self.where[name] = group, self._add(group, spec, tensor, limit)
+                self.where[name] = group, self._add(group, spec, tensor)
         self._refuse(unknown, expected - seen, bool(seen))
         yield from forming.values()
 
@@ -96,10 +95,11 @@ class Arrivals:
         group.receive(i, tensor)
         return group
 
-    def _add(self, group: Group, spec: TensorSpec, tensor: torch.Tensor, limit: int) -> int:
+    def _add(self, group: Group, spec: TensorSpec, tensor: torch.Tensor) -> int:
         """Copy a tensor that no stream had before into a group that is being formed."""
         if group.room is None:
-            group.room = self._room(group.kind, max(limit // tensor.itemsize, aligned(tensor.numel())))
+            most = limit_on(group.kind.device, self.in_parts) // tensor.itemsize
+            group.room = self._room(group.kind, max(most, aligned(tensor.numel())))
         i = group.add(spec)
         group.receive(i, tensor)
         return i
@@ -111,8 +111,9 @@ class Arrivals:
         if like is None or not _fits(tensor, like):
             return False
         spec, tensor = TensorSpec(name, like.dtype, like.shape), _widened(tensor, like)
-        group = self.doubles[name] = Group(_kind(tensor, spec))
-        self._add(group, spec, tensor, limit=0)
+        kind = _kind(tensor, spec)
+        group = self.doubles[name] = Group(kind, self._room(kind, aligned(tensor.numel())))
+        self._add(group, spec, tensor)
         return True
 
     def embedding_like(self, name: str, shape: tuple[int, ...]) -> TensorSpec | None:

@@ -39,10 +39,9 @@ SHARE = 0.25
 
 @dataclass(frozen=True, eq=False)
 class _Compared:
-    """A group that was compared with its shadow; ``flips`` undo that."""
+    """A group that was compared with its shadow."""
 
     group: Group
-    flips: Any
     delivered: Delivered
     live: torch.Tensor | None
     """Digests of the tensors as they arrived."""
@@ -125,17 +124,18 @@ class Streamed:
         if stream is None:
             return ModelScan(self.table, [])
         known, done = set(self._arrivals.where), list[_Compared]()
+        undo: list[tuple[Group, Any]] = []
         try:
             for group in self._arrivals.groups(stream):
                 if group.shadow is None:
                     self._keep(group, self._as_before(group))
-                done.append(self._compare(group))
+                done.append(self._compare(group, undo))
             self._take_doubles()
             digests = _received([(one.group, one.live) for one in done])
             found = [one.delivered.changes(self._replaced(one, digests.get(one.group))) for one in done]
         except BaseException:
             self._is_broken = True
-            self._undo(done, known)
+            self._undo(undo, known)
             self._is_broken = False
             raise
         self._digests |= digests
@@ -143,16 +143,17 @@ class Streamed:
             del self._others[name]
         return ModelScan(self.table, [self._with_tied(changes) for changes in found])
 
-    def _compare(self, group: Group) -> _Compared:
-        """Find what changed in a whole group, and bring its shadow on."""
+    def _compare(self, group: Group, undo: list[tuple[Group, Any]]) -> _Compared:
+        """Find what changed in a whole group, and bring its shadow on; ``undo`` gets the flips before that."""
         kernels, old = self._kernels_on(group), group.load()
         flips = kernels.differ(group.batch, old)
+        undo.append((group, flips))
         live = self._live_digests(group)
         delivered = kernels.deliver(group.batch, flips, self._codec, old)
         kernels.rest(group.batch)
         group.store(old)
         self._arrivals.free(group)
-        return _Compared(group, flips, delivered, live)
+        return _Compared(group, delivered, live)
 
     def _live_digests(self, group: Group) -> torch.Tensor | None:
         """Digests of a group's tensors as they arrived; None on the host, where memory is not lost."""
@@ -169,12 +170,12 @@ class Streamed:
             _log.warning("the GPU's copy of %s was overwritten since the last stream: published whole", names[i])
         return {i: (self.read(names[i]).copy(), int(digests[i])) for i in wrong}
 
-    def _undo(self, done: list[_Compared], known: set[str]) -> None:
+    def _undo(self, flipped: list[tuple[Group, Any]], known: set[str]) -> None:
         """Bring shadows back to where they were before a stream, and forget tensors that were not ``known``."""
-        for one in done:
-            old = one.group.load()
-            self._kernels_on(one.group).put(old, one.flips)
-            one.group.store(old)
+        for group, flips in flipped:
+            old = group.load()
+            self._kernels_on(group).put(old, flips)
+            group.store(old)
         self._arrivals.forget(known)
 
     def _take_doubles(self) -> list[str]:
