@@ -17,7 +17,7 @@ from weightcast.disk.checkpoint import MIRROR, Checkpoint
 from weightcast.disk.companions import is_companion
 from weightcast.disk.durable import scratch
 from weightcast.errors import CheckpointError, FormatError, UsageError
-from weightcast.format.patchfile import METADATA_KEY
+from weightcast.format.patch_layout import METADATA_KEY
 from weightcast.format.safetensors import FileSource, open_container
 
 T = TypeVar("T")

@@ -6,20 +6,22 @@ are not changed at all (`Overlay`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from weightcast.disk.durable import Report, replacing, require_space, silent
 from weightcast.format.codec import plain
 from weightcast.format.digest import Fingerprint, tensor_digests
 from weightcast.format.patch import TensorPatch, refuse_other_tensor, start_of_patch, verify_result, verify_tensor
-from weightcast.format.patchfile import PatchReader, PatchWriter, decode_tensors
+from weightcast.format.patch_layout import common_stream, common_streams, lay_out, plain_streams
+from weightcast.format.patchfile import PatchReader, decode_tensors
 from weightcast.format.table import Row
 from weightcast.format.tensors import Bits, Target, Weights
 from weightcast.format.workers import ONE, Workers
-
-IN_MEMORY = 1 << 28
-"""Bytes of a staged patch up to which it is collected in memory."""
 
 
 def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = silent) -> Fingerprint:
@@ -58,29 +60,58 @@ def stage(
 
     ``out`` is durable when this returns, and does not exist if it raises.
     """
-    header = reader.header
-    start = start_of_patch(fingerprint, header.base, {row.spec.name for row in reader.rows})
-    size = sum(_plain_bytes(row) for row in reader.rows)
-    spool = out.parent if size > IN_MEMORY else None  # coded streams are collected before they are written
-    require_space(out.parent, size if spool is None else 2 * size)
-    with PatchWriter("plain", spool) as writer, replacing(out) as file:
-        for tensor in decode_verified(reader, weights, start, workers, report):
-            if not tensor.changed:  # sent whole by a writer that did not know the old bits
-                continue
-            whole = weights.read(tensor.spec.name) if _is_dense(tensor) else None
-            writer.add(plain.encode_tensor(tensor, whole))
-        writer.finish(file, header.base, header.result, header.model)
+    start = start_of_patch(fingerprint, reader.header.base, {row.spec.name for row in reader.rows})
+    with replacing(out) as file:
+        staged = _StagedFile(file.fileno(), reader)
+        require_space(out.parent, staged.nbytes)
+        staged.begin()
+        patches = decode_verified(reader, weights, start, workers, report)
+        for _ in workers.stream(lambda tensor: staged.write(tensor, weights), patches, lambda tensor: tensor.changed):
+            pass
     return fingerprint_after(start, reader)
 
 
-def _is_dense(tensor: TensorPatch) -> bool:
-    """Indices would take more bytes than the elements that did not change."""
-    return 3 * tensor.changed > tensor.spec.elements
+class _StagedFile:
+    """A patch as `plain`. Its counts are known before its bits, so any thread can write any tensor to its place."""
+
+    def __init__(self, fd: int, patch: PatchReader):
+        self._fd = fd
+        rows = [Row(row.spec, row.changed, row.digest) for row in patch.rows]
+        self._common, table_bytes = common_streams(rows)
+        self._streams = {row.spec.name: dict(plain_streams(row)) for row in rows}
+        streams = [stream for streams in self._streams.values() for stream in streams.values()]
+        streams += [common_stream(name, data) for name, data in self._common.items()]
+        self._layout = lay_out(replace(patch.header, codec="plain"), table_bytes, streams)
+
+    @property
+    def nbytes(self) -> int:
+        return self._layout.nbytes
+
+    def begin(self) -> None:
+        """Write what does not belong to a tensor."""
+        _write_at(self._fd, self._layout.head, 0)
+        for name, data in self._common.items():
+            self._put(name, data)
+
+    def write(self, tensor: TensorPatch, weights: Weights) -> None:
+        """Write a tensor; ``weights`` are those before the patch."""
+        streams = self._streams[tensor.spec.name]
+        if "indices" in streams:
+            self._put(streams["indices"].name, tensor.indices.astype(plain.index_of(tensor.spec)))
+            self._put(streams["values"].name, tensor.new)
+        else:
+            self._put(streams["values"].name, plain.patched(tensor, weights.read(tensor.spec.name)))
+
+    def _put(self, stream: str, data: np.ndarray) -> None:
+        entry = self._layout.entries[stream]
+        assert data.nbytes == entry.end - entry.begin
+        _write_at(self._fd, np.ascontiguousarray(data).view(np.uint8).data, len(self._layout.head) + entry.begin)
 
 
-def _plain_bytes(row: Row) -> int:
-    width = row.spec.kind.width // 8
-    return min(row.changed * (8 + width), row.spec.nbytes) + 512
+def _write_at(fd: int, left: bytes | memoryview, at: int) -> None:
+    while left:
+        written = os.pwrite(fd, left, at)
+        left, at = left[written:], at + written
 
 
 def fingerprint_after(start: Fingerprint, reader: PatchReader) -> Fingerprint:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from shutil import copyfileobj
@@ -21,27 +19,28 @@ from weightcast.format.codec import CODECS, Coded, check_codec
 from weightcast.format.codec.coded import Prepared
 from weightcast.format.json import parse_json
 from weightcast.format.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
-from weightcast.format.safetensors import BytesSource, Container, Entry, Source, header_bytes, open_container
-from weightcast.format.spec import TensorSpec
-from weightcast.format.table import Row, pack_rows, unpack_rows
+from weightcast.format.patch_layout import (
+    BLOCKS,
+    DIGESTS,
+    FORMAT,
+    METADATA_KEY,
+    TABLE,
+    WIDTHS,
+    PatchHeader,
+    Stream,
+    common_stream,
+    common_streams,
+    element_dtype,
+    lay_out,
+    plain_stream,
+)
+from weightcast.format.safetensors import BytesSource, Container, Entry, Source, open_container
+from weightcast.format.table import Row, unpack_rows
 from weightcast.format.tensors import Bits, Weights, read_all, refuse_other_bits
 from weightcast.format.workers import ONE, Workers
 
-FORMAT = 1
-METADATA_KEY = "weightcast"
 AT_ONCE = 1 << 24
 """Elements for each thread that are coded in one call: threads wait for each other at its end."""
-DIGESTS, BLOCKS, TABLE = "weightcast.digests", "weightcast.blocks", "weightcast.table"
-
-
-@dataclass(frozen=True)
-class PatchHeader:
-    """What a patch states about itself."""
-
-    codec: str
-    base: str | None
-    result: str
-    model: ModelSize
 
 
 # -- write -----------------------------------------------------------------------------------------------------------
@@ -53,10 +52,10 @@ class PatchWriter(Closing):
     def __init__(self, codec: str, spool_folder: Path | None = None):
         self.codec = CODECS[check_codec(codec)]
         self._rows: list[Row] = []
-        self._entries: dict[int, list[tuple[str, str, tuple[int, ...], int]]] = {8: [], 4: [], 2: [], 1: []}
+        self._streams: list[Stream] = []
         with ExitStack() as opening:
             self._spools: dict[int, IO[bytes]] = {
-                size: opening.enter_context(_spool(spool_folder)) for size in self._entries
+                width: opening.enter_context(_spool(spool_folder)) for width in WIDTHS
             }
             self._close = opening.pop_all().close
 
@@ -66,65 +65,40 @@ class PatchWriter(Closing):
     def add(self, coded: Coded) -> None:
         """Add the next changed tensor."""
         self._rows.append(coded.row)
-        for stream, data in coded.streams.items():
-            if stream == "blocks":
+        for name, data in coded.streams.items():
+            if name == "blocks":
                 self._spools[1].write(np.ascontiguousarray(data).data)
             else:
-                self._append(f"{coded.row.spec.name}.{stream}", *_plain_type(stream, coded, data), data)
+                listed = "indices" in coded.streams
+                self._append(plain_stream(coded.row.spec, name, data.size, listed=listed), data)
 
-    def _append(self, name: str, dtype: str, shape: tuple[int, ...], data: np.ndarray) -> None:
-        self._entries[data.itemsize].append((name, dtype, shape, data.nbytes))
-        self._spools[data.itemsize].write(np.ascontiguousarray(data).data)
+    def _append(self, stream: Stream, data: np.ndarray) -> None:
+        self._streams.append(stream)
+        self._spools[stream.width].write(np.ascontiguousarray(data).data)
 
     def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
         """Write the whole file to ``out``; returns its size."""
         if base is None and self.codec.name != "plain":
             raise UsageError(f"a patch without a base cannot be coded with {self.codec.name}", hint='Use "plain".')
-        self._append(DIGESTS, "U64", (len(self._rows),), np.array([row.digest for row in self._rows], "<u8"))
         if self.codec.name != "plain":
             size = self._spools[1].tell()
-            self._entries[1].append((BLOCKS, "U8", (size,), size))
-        table, table_bytes = pack_rows(self._rows)
-        self._append(TABLE, "U8", (len(table),), np.frombuffer(table, np.uint8))
-        meta = {
-            "base": base,
-            "codec": self.codec.name,
-            "format": FORMAT,
-            "model": [model.tensors, model.elements, model.nbytes],
-            "result": result,
-            "table": table_bytes,
-        }
-        entries, at = [], 0
-        for size in self._entries:  # widest first, so that every entry is aligned
-            for name, dtype, shape, nbytes in self._entries[size]:
-                entries.append(Entry(name, dtype, shape, at, at + nbytes))
-                at += nbytes
-        text = json.dumps(meta, separators=(",", ":"), sort_keys=True)
-        header = header_bytes(entries, {METADATA_KEY: text})
-        out.write(header)
+            self._streams.append(Stream(BLOCKS, "U8", (size,), 1, size))
+        common, table_bytes = common_streams(self._rows)
+        for name, data in common.items():
+            self._append(common_stream(name, data), data)
+        layout = lay_out(PatchHeader(self.codec.name, base, result, model), table_bytes, self._streams)
+        out.write(layout.head)
         for spool in self._spools.values():
             if isinstance(spool, io.BytesIO):
                 out.write(spool.getbuffer())
                 continue
             spool.seek(0)
             copyfileobj(spool, out, 1 << 20)
-        return len(header) + at
+        return layout.nbytes
 
 
 def _spool(folder: Path | None) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO()
-
-
-def _plain_type(stream: str, coded: Coded, data: np.ndarray) -> tuple[str, tuple[int, ...]]:
-    if stream == "indices":
-        return ("I32" if data.itemsize == 4 else "I64"), (data.size,)
-    spec = coded.row.spec
-    return (_element_dtype(spec), (data.size,)) if "indices" in coded.streams else (spec.dtype, spec.shape)
-
-
-def _element_dtype(spec: TensorSpec) -> str:
-    """Packed values cannot be listed one by one, so their bytes are."""
-    return spec.dtype if spec.kind.per_value >= 8 else "U8"
 
 
 def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, workers: Workers = ONE) -> bytes:
@@ -314,7 +288,7 @@ def _check_plain(row: Row, streams: dict[str, Entry], whole: bool) -> None:
         good = (values.dtype, values.shape) == (spec.dtype, spec.shape)
     else:
         indices = streams["indices"]
-        good = not whole and indices.dtype in ("I32", "I64") and values.dtype == _element_dtype(spec)
+        good = not whole and indices.dtype in ("I32", "I64") and values.dtype == element_dtype(spec)
         good = good and indices.shape == values.shape == (row.changed,)
     if not good:
         raise FormatError("indices and values do not fit the tensor", tensor=spec.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,24 +11,39 @@ from weightcast.errors import FormatError, UsageError
 from weightcast.format.codec.coded import Coded, Prepared, other_base
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import TensorPatch
+from weightcast.format.spec import TensorSpec
 from weightcast.format.table import Row
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 
 
+def index_of(spec: TensorSpec) -> np.dtype[np.signedinteger[Any]]:
+    """The type of a tensor's indices."""
+    return np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
+
+
+def is_dense(spec: TensorSpec, changed: int) -> bool:
+    """Whether indices would take more bytes than the elements that do not change."""
+    return changed * (index_of(spec).itemsize + spec.kind.word.itemsize) > spec.nbytes
+
+
 def encode_tensor(patch: TensorPatch, old: Bits | None) -> Coded:
     """Indices and values; the whole tensor if that is smaller and known."""
     spec = patch.spec
-    index = np.dtype("<i4" if spec.elements <= 1 << 31 else "<i8")
-    streams: dict[str, np.ndarray] = {"indices": patch.indices.astype(index), "values": patch.new}
-    if patch.changed * (index.itemsize + patch.new.itemsize) > spec.nbytes:
+    row = Row(spec, patch.changed, patch.digest)
+    if is_dense(spec, patch.changed):
         if patch.changed == spec.elements:
-            streams = {"values": patch.new}
-        elif old is not None:
-            whole = old.copy()
-            patch.scatter(whole)
-            streams = {"values": whole}
-    return Coded(Row(spec, patch.changed, patch.digest), streams)
+            return Coded(row, {"values": patch.new})
+        if old is not None:
+            return Coded(row, {"values": patched(patch, old)})
+    return Coded(row, {"indices": patch.indices.astype(index_of(spec)), "values": patch.new})
+
+
+def patched(patch: TensorPatch, old: Bits) -> Bits:
+    """The whole tensor after the patch, in new memory."""
+    whole = old.copy()
+    patch.scatter(whole)
+    return whole
 
 
 def decode_tensor(coded: Coded, old: Bits | None) -> TensorPatch:
