@@ -3,8 +3,9 @@
     python benchmarks/step_to_live.py [--size 0.6B|7.6B|tiny] [--lr 1e-6] [--steps 8] [--threads 16]
 
 A bf16 model of Qwen3's shapes with random gradients, AdamW, a channel and a mirror in /dev/shm, a worker with vLLM's
-fused layout. On a GPU where there is one. At the end every bit of the worker and of the mirror is compared by digest.
-Prints JSON: medians and maxima in ms, what changed, and beside them the time of one copy of the model in host memory.
+fused layout. On a GPU where there is one: `publish` is then what the trainer's thread waits for, and what it leaves to
+the GPU is a phase of its own. At the end every bit of the worker and of the mirror is compared by digest. Prints JSON:
+medians and maxima in ms, what changed, and beside them the time of one copy of the model in host memory.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class Times:
         self._wait()
         self._last = time.perf_counter()
 
-    def end(self, phase: str) -> None:
-        self._wait()
+    def end(self, phase: str, wait: bool = True) -> None:
+        if wait:
+            self._wait()
         now = time.perf_counter()
         self.phases.setdefault(phase, []).append(1000 * (now - self._last))
         self._last = now
@@ -117,7 +119,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
             optimizer.step()
             times.begin()
             receipt = publisher.publish(step=step)
-            times.end("publish")
+            times.end("publish", wait=False)
+            times.end("publish: the GPU's work after it")
             commits.append(receipt.result())
             times.end("commit")
             staged = subscriber.poll()

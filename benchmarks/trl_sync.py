@@ -138,6 +138,8 @@ def syncs_of(
             transfer.send_weights(stream())
             for _ in range(count):
                 change(tensors)
+                if device == "cuda":
+                    torch.cuda.synchronize()  # the time of that is not the sync's
                 transfer.send_weights(stream())
                 assert transfer.last is not None
                 found.append(transfer.last)

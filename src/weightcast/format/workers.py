@@ -13,6 +13,9 @@ from weightcast.format.closing import Closing
 T = TypeVar("T")
 R = TypeVar("R")
 
+_CORES = len(os.sched_getaffinity(0))
+"""More threads than this in one call would only take the cores from each other."""
+
 _WORTH_A_THREAD = 1 << 17
 
 
@@ -20,7 +23,7 @@ class Workers(Closing):
     """A fixed number of threads: `map` inside one tensor, `stream` across tensors; the two nest."""
 
     def __init__(self, threads: int | None = None):
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or _CORES
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="weightcast") if self.threads > 1 else None
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -42,7 +45,7 @@ class Workers(Closing):
                 failed = True
                 raise
 
-        helpers = [self._pool.submit(work) for _ in range(min(self.threads, len(items)) - 1)]
+        helpers = [self._pool.submit(work) for _ in range(min(self.threads, _CORES, len(items)) - 1)]
         try:
             work()
         finally:
