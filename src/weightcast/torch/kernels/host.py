@@ -18,7 +18,7 @@ from weightcast.format.codec import CodecName
 from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import Change, ranked
-from weightcast.format.tasks import Found, compare_tensors, parts
+from weightcast.format.tasks import Found, compare_tensors
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import Batch, Copied, Kernels, Ledger, log_edits, replacement, unsigned, without_undone
@@ -131,24 +131,8 @@ class HostKernels(Kernels[Flips]):
     def differ(self, batch: Batch, old: Copied) -> Flips:
         self.settle(old)
         olds, sources = _bits_in(old), _bits_in(batch)
-        if batch.narrow is None:
-            return Flips(compare_tensors(batch.specs, olds, sources, self._workers), old)
-        found: list[Found] = []
-        for some in self._workers.batches(range(len(sources)), lambda i: batch.sizes[i]):
-            rounded = self._rounded(batch, some, sources)
-            found += compare_tensors([batch.specs[i] for i in some], [olds[i] for i in some], rounded, self._workers)
-        return Flips(found, old)
-
-    def _rounded(self, batch: Batch, some: Sequence[int], sources: list[Bits]) -> list[Bits]:
-        """The wire bits of some of a batch's tensors."""
-        room = parts([batch.kind.word] * len(some), [batch.sizes[i] for i in some])
-
-        def one(task: tuple[int, int]) -> None:
-            n, first = task
-            _wire(batch, sources[some[n]][first : first + SPAN], room[n][first : first + SPAN])
-
-        self._workers.map(one, _spans([batch.sizes[i] for i in some]))
-        return room
+        rounded = None if batch.narrow is None else NARROW[batch.narrow]
+        return Flips(compare_tensors(batch.specs, olds, sources, self._workers, rounded), old)
 
     def count(self, flips: Flips) -> int:
         return sum(one.indices.size for one in flips.found)
