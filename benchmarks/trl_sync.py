@@ -7,8 +7,8 @@ which about 1.2 % change between two syncs; the channel is a folder in memory, a
 so that what is timed is the trainer's own work: to take the stream and find what changed (detect), to code and commit
 it (upload). On a GPU the bits of the last stream are kept there (device) or in pinned memory (host). Phases are
 milliseconds, and multiples of one copy of the bf16 weights to the host in the same run. The floor of `detect` is to
-read and write the stream once and read the old bits once, at the speed of a copy on the device; with pinned memory, to
-send the old bits to the device, while the new ones come back. A follower must hold the very bits at the end.
+read the stream and the old bits once, and on a GPU to write the stream once, at the speed of a copy there; with pinned
+memory, to send the old bits to the device, while the new ones come back. A follower must hold the very bits at the end.
 
 A table goes to stderr, one JSON object to stdout.
 """
@@ -74,7 +74,8 @@ def floor_of(detect: str, elements: int, itemsize: int, device: str) -> float:
     """Seconds that `detect` takes at least: its bytes at the speed of copies, in the same run."""
     if device == "cuda" and detect == "host":
         return copied(2 * elements, "cpu", "cuda")
-    moved = elements * (2 * itemsize + 2)  # a copy reads and writes
+    written = itemsize if device == "cuda" else 0
+    moved = elements * (itemsize + 2 + written)  # a copy reads and writes two bytes each
     return copied(2 * elements, device, device) * moved / (4 * elements)
 
 

@@ -113,6 +113,18 @@ def test_tensor_may_be_overwritten_once_the_next_one_is_asked_for(dtype: Any) ->
             holds(store, tensors)
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_float32_of_any_layout_and_from_another_device_is_rounded(dtype: Any) -> None:
+    """Sent from the host first, where its old bits are kept then."""
+    store, base = MemoryStore(), torch.randn(90, 110, generator=torch.Generator().manual_seed(0))
+    with wc.StreamPublisher(store, dtype=dtype, threads=2) as publisher:
+        for number in range(4):
+            base[number, ::7] += 1
+            tensors = {"plain": base.clone(), "transposed": base.t(), "slice": base[3:40, 1::2]}
+            publisher.send((tensors if number < 2 else on_device(tensors)).items()).result(60)
+            holds(store, tensors, dtype)
+
+
 def test_groups_are_bounded() -> None:
     """Tensors of more bytes than a group: they are compared in several."""
     store, size = MemoryStore(), 150_000_000

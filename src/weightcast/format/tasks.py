@@ -166,10 +166,15 @@ def collect(
 
 
 def compare_tensors(
-    specs: Sequence[TensorSpec], olds: Sequence[Bits], news: Sequence[Bits], workers: Workers
+    specs: Sequence[TensorSpec],
+    olds: Sequence[Bits],
+    news: Sequence[Bits],
+    workers: Workers,
+    rounded: tuple[int, int] | None = None,
 ) -> list[Found]:
-    """Where two states of tensors differ, bit by bit."""
+    """Where two states of tensors differ, bit by bit; ``rounded``: the new ones are float32, to be rounded to that."""
     tensors, tasks = tensor_records(specs), tasks_of_blocks([spec.elements for spec in specs])
+    tensors["mantissa"], tensors["exponent"] = rounded or (0, 0)
     tensors["old"], tensors["new"] = [address(bits) for bits in olds], [address(bits) for bits in news]
     elements = sum(spec.elements for spec in specs)
     with room_for(elements // DENSE + BLOCK) as rooms:

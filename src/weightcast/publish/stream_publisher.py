@@ -42,8 +42,9 @@ class StreamPublisher:
     """The one writer of a channel, for weights that come as a stream of (name, tensor).
 
     Each stream has every tensor that is trained, whole, in any order, under its name in the checkpoint. A tensor is
-    copied before the next one is asked for: it may be freed or overwritten then. It is compared where it is, on the GPU
-    or the CPU. A stream that raises, or does not match the channel, changes nothing.
+    read before the next one is asked for: it may be freed or overwritten then. It is compared where it is: on the CPU
+    without a copy, on the GPU together with others. A stream that raises, or does not match the channel, changes
+    nothing.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 2)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from weightcast.errors import UsageError
 from weightcast.format.scan import WireDtype
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import NARROW
+from weightcast.torch.batch import Comparison
 from weightcast.torch.coordinates import DTYPES
 from weightcast.torch.groups import Group, Kind, aligned, limit_on
 
@@ -42,6 +44,8 @@ class Arrivals:
     wire: WireDtype | None
     in_parts: bool
     """Whether shadows are kept elsewhere than the tensors."""
+    begin: Callable[[Group], Comparison[Any] | None]
+    """Begins the comparison of a group whose tensors are not to be copied."""
     where: dict[str, tuple[Group, int]] = field(default_factory=dict)
     """The group of each tensor that a stream had, and its index there."""
     copies: dict[str, str] = field(default_factory=dict)
@@ -81,7 +85,7 @@ class Arrivals:
         yield from forming.values()
 
     def _receive(self, name: str, tensor: torch.Tensor) -> Group:
-        """Copy a tensor that streams had before."""
+        """Compare or copy a tensor that streams had before."""
         group, i = self.where[name]
         spec, kind = group.slots[i].spec, group.kind
         _refuse_other_shape(tensor, spec)
@@ -90,8 +94,9 @@ class Arrivals:
             own, was = DTYPES.get(tensor.dtype, tensor.dtype), DTYPES[kind.dtype]
             problem = f"the trainer sent {own}, before it sent {was}; the channel has {spec.dtype}"
             raise UsageError(problem, tensor=name, hint="If it trains in another dtype now, restart the trainer.")
-        if group.room is None:
-            group.room = self._room(kind, group.used)
+        if group.room is None and group.comparison is None:
+            group.comparison = self.begin(group)
+            group.room = self._room(kind, group.used) if group.comparison is None else None
         group.receive(i, tensor)
         return group
 

@@ -188,6 +188,21 @@ def replacement(spec: TensorSpec, bits: Bits, digest: int) -> Change:
 F = TypeVar("F")
 
 
+F_co = TypeVar("F_co", covariant=True)
+
+
+class Comparison(Protocol[F_co]):
+    """A batch that is compared with an older copy one tensor at a time."""
+
+    def add(self, i: int, tensor: torch.Tensor) -> None:
+        """Compare a tensor, given as the words of its elements; its memory is not read after that."""
+        ...
+
+    def flips(self) -> F_co:
+        """What `Kernels.differ` finds, once all tensors were added."""
+        ...
+
+
 class Kernels(ABC, Generic[F]):
     """The work on a batch. ``F`` is a kernel set's own form of *flips*: indices, and the old bits there."""
 
@@ -198,6 +213,10 @@ class Kernels(ABC, Generic[F]):
     @abstractmethod
     def differ(self, batch: Batch, old: Copied) -> F:
         """Find where the batch differs from an older copy."""
+
+    def begin(self, batch: Batch, old: Copied) -> Comparison[F] | None:
+        """Begin to compare tensors as they arrive; None where they are copied first, for one launch on all of them."""
+        return None
 
     @abstractmethod
     def count(self, flips: F) -> int: ...

@@ -1,5 +1,5 @@
-"""Groups of streamed tensors: each tensor is copied beside the others of its group as it arrives, so that they can be
-compared by one launch, and so that the sender may free or overwrite it at once.
+"""Groups of streamed tensors. The sender may free or overwrite a tensor at once: it is compared as it arrives, or
+copied beside the others of its group, so that one launch compares them all.
 """
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 
 from weightcast.format.spec import TensorSpec
-from weightcast.torch.batch import WORDS, Batch, Copied, Slot
+from weightcast.torch.batch import WORDS, Batch, Comparison, Copied, Slot
 from weightcast.torch.transit import PinnedCopy
 
 _SMALLEST, _SENT, _LARGEST, _PART = 1 << 26, 1 << 28, 1 << 30, 16
@@ -43,11 +44,13 @@ class Kind:
 
 @dataclass(eq=False)
 class Group:
-    """Tensors that are compared together. ``room`` holds them while they arrive."""
+    """Tensors that are compared together. They arrive in a ``room``, or in a ``comparison``."""
 
     kind: Kind
     room: torch.Tensor | None = None
     """Words, in which the tensors are one after the other."""
+    comparison: Comparison[Any] | None = None
+    """With the shadow."""
     used: int = 0
     """Words of a room."""
     slots: list[Slot] = field(default_factory=list)
@@ -77,11 +80,15 @@ class Group:
         return len(self.slots) - 1
 
     def receive(self, i: int, tensor: torch.Tensor) -> None:
-        """Copy a tensor that has arrived, in the order of its device's current stream."""
-        assert self.room is not None
-        source = self.slots[i].source = self.room.as_strided(*self._places[i])
-        # Never `non_blocking`: from pinned memory, the copy would still run when the sender reuses that.
-        source.copy_(tensor.view(self.kind.word))
+        """Compare a tensor that has arrived, or copy it, in the order of its device's current stream."""
+        words = tensor.view(self.kind.word)
+        if self.comparison is not None:
+            self.comparison.add(i, words)
+        else:
+            assert self.room is not None
+            source = self.slots[i].source = self.room.as_strided(*self._places[i])
+            # Never `non_blocking`: from pinned memory, the copy would still run when the sender reuses that.
+            source.copy_(words)
         self._arrived += 1
 
     @cached_property
@@ -90,8 +97,9 @@ class Group:
         return Batch(self.slots)
 
     def leave(self) -> torch.Tensor | None:
-        """Give up the room; returns it."""
+        """Give up the room and the comparison; returns the room."""
         room, self.room, self._arrived = self.room, None, 0
+        self.comparison = None
         for slot in self.slots:
             slot.source = _NOWHERE
         return room

@@ -3,6 +3,8 @@
     stream ─▶ groups ─ differ from their shadows ─▶ changes, on their way to the host
                                       └─▶ shadows, brought on
 
+On the host a tensor is compared as it arrives, and not copied; on a device, when its group is whole.
+
 A group's shadow is on its own device, or in pinned memory of the host. A stream that is refused or interrupted leaves
 all of them as they were.
 """
@@ -25,7 +27,7 @@ from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.arrivals import Arrivals, Stream
-from weightcast.torch.batch import Copied, Delivered, Kernels, unsigned
+from weightcast.torch.batch import Comparison, Copied, Delivered, Kernels, unsigned
 from weightcast.torch.detectors import ModelScan
 from weightcast.torch.groups import Group, free_memory
 from weightcast.torch.model import kernels_for, wire_name, words_of
@@ -66,7 +68,7 @@ class Streamed:
         codec: CodecName,
         workers: Workers,
     ):
-        self._arrivals = Arrivals(table, wire_name(dtype), in_parts=detect == "host")
+        self._arrivals = Arrivals(table, wire_name(dtype), in_parts=detect == "host", begin=self._begin)
         self._detect, self._codec, self._workers = detect, codec, workers
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._left: dict[torch.device, float] = {}
@@ -143,10 +145,16 @@ class Streamed:
             del self._others[name]
         return ModelScan(self.table, [self._with_tied(changes) for changes in found])
 
+    def _begin(self, group: Group) -> Comparison[Any] | None:
+        """Begin to compare a group as it arrives, if its device's kernels can."""
+        if not isinstance(group.shadow, Copied):
+            return None
+        return self._kernels_on(group).begin(group.batch, group.shadow)
+
     def _compare(self, group: Group, undo: list[tuple[Group, Any]]) -> _Compared:
         """Find what changed in a whole group, and bring its shadow on; ``undo`` gets the flips before that."""
         kernels, old = self._kernels_on(group), group.load()
-        flips = kernels.differ(group.batch, old)
+        flips = group.comparison.flips() if group.comparison is not None else kernels.differ(group.batch, old)
         undo.append((group, flips))
         live = self._live_digests(group)
         delivered = kernels.deliver(group.batch, flips, self._codec, old)
@@ -201,7 +209,7 @@ class Streamed:
                     yield replace(change, spec=self.table[name])
 
     def close(self) -> None:
-        self._arrivals = Arrivals(None, None, in_parts=False)
+        self._arrivals = Arrivals(None, None, in_parts=False, begin=self._begin)
         self._others, self._digests = {}, {}
 
     # -- shadows -------------------------------------------------------------------------------------------------------

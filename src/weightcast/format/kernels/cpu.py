@@ -102,6 +102,9 @@ def digest_change(indices, was, now):
 @kernel
 def narrow(values, mantissa, exponent_bits, out):
     """IEEE binary32 bits to a narrower binary format: to nearest, ties to even, one canonical NaN (SPEC 3)."""
+    if exponent_bits == 8:
+        _shorten(values, mantissa, out)
+        return
     top_exponent = (1 << exponent_bits) - 1
     drop = 23 - mantissa
     rebias = 127 - (top_exponent >> 1)
@@ -114,11 +117,21 @@ def narrow(values, mantissa, exponent_bits, out):
             continue
         exponent = (magnitude >> 23) - rebias
         shift = drop
-        if rebias:
-            if exponent <= 0:  # subnormal in the narrow format: the hidden one becomes explicit, further to the right
-                shift = min(drop + 1 - exponent, 40)
-                magnitude = (magnitude & 0x7FFFFF) | (0x800000 if magnitude >> 23 else 0)
-            elif magnitude < 0x7F800000:
-                magnitude -= rebias << 23
+        if exponent <= 0:  # subnormal in the narrow format: the hidden one becomes explicit, further to the right
+            shift = min(drop + 1 - exponent, 40)
+            magnitude = (magnitude & 0x7FFFFF) | (0x800000 if magnitude >> 23 else 0)
+        elif magnitude < 0x7F800000:
+            magnitude -= rebias << 23
         rounded = (magnitude + (1 << (shift - 1)) - 1 + ((magnitude >> shift) & 1)) >> shift
         out[i] = sign | min(rounded, top_exponent << mantissa)
+
+
+@kernel
+def _shorten(values, mantissa, out):
+    """`narrow` to a format with the exponents of binary32: only bits of the mantissa are dropped."""
+    drop = 23 - mantissa
+    half, nan = (1 << (drop - 1)) - 1, (0xFF << mantissa) | (1 << (mantissa - 1))
+    for i in range(values.size):
+        bits = np.int64(values[i])
+        rounded = (bits + half + ((bits >> drop) & 1)) >> drop
+        out[i] = nan if bits & 0x7FFFFFFF > 0x7F800000 else rounded

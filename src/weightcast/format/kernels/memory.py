@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from weightcast.format.kernels.compile import kernel
-from weightcast.format.kernels.cpu import band_keys, changes
+from weightcast.format.kernels.cpu import band_keys, changes, narrow
 
 TURN, ROOM = 0, 1
 """Counters that threads share: the next task, and how much of the common room is taken."""
@@ -90,6 +90,18 @@ def changes_at(old, new, word, size, indices, was, now):
     if word == 1:
         return changes(bytes_at(old, size), bytes_at(new, size), 0, indices, was, now)
     return changes(words64_at(old, size), words64_at(new, size), 0, indices, was, now)
+
+
+@kernel
+def rounded_changes_at(old, new, mantissa, exponent_bits, size, rounded, indices, was, now):
+    """`changes` of an array of 16 bits and one of binary32 that is rounded, as many at a time as ``rounded`` has."""
+    n = 0
+    for first in range(0, size, rounded.size):
+        some = rounded[: min(rounded.size, size - first)]
+        narrow(words32_at(new + np.uint64(4 * first), some.size), mantissa, exponent_bits, some)
+        before = words16_at(old + np.uint64(2 * first), some.size)
+        n += changes(before, some, first, indices[n:], was[n:], now[n:])
+    return n
 
 
 @kernel

@@ -8,13 +8,24 @@ import numpy as np
 from weightcast.format.kernels.bands import BLOCK, Traits
 from weightcast.format.kernels.compile import kernel
 from weightcast.format.kernels.cpu import digest_change
-from weightcast.format.kernels.memory import ROOM, TURN, bytes_at, changes_at, indices_at, load_at, store_at, take
+from weightcast.format.kernels.memory import (
+    ROOM,
+    TURN,
+    bytes_at,
+    changes_at,
+    indices_at,
+    load_at,
+    rounded_changes_at,
+    store_at,
+    take,
+)
 
 TENSOR = np.dtype(
     [
         ("word", "i8"),  # bytes of an element
         ("width", "i8"), ("magnitude", "u8"), ("shift", "u8"), ("bias", "i8"), ("signed", "?"),  # its traits
         ("old", "u8"), ("new", "u8"),  # addresses of its elements; 0 if they are not known
+        ("mantissa", "i8"), ("exponent", "i8"),  # bits of what new elements are rounded to, if they are binary32; or 0
         ("indices", "u8"), ("was", "u8"), ("now", "u8"), ("changed", "i8"),  # a patch of it: to read, or to fill in
         ("banded", "?"), ("ranks", "u8"), ("bands", "u8"), ("uppers", "u8"), ("sizes", "u8"),  # 0 if not ranked yet
         ("stream", "u8"), ("nbytes", "i8"),  # its coded blocks
@@ -36,6 +47,9 @@ TASK = np.dtype(
 
 RAW = 0
 """The first byte of a block that holds its elements' new bits as they are; in other blocks, the number of bands."""
+
+_ROUNDED = 1 << 13
+"""Elements that are rounded before they are compared: few enough to stay in the nearest cache."""
 
 MANY = -8
 """An error: there is no room for so many changes."""
@@ -98,14 +112,20 @@ def keep_changes(counters, task, places, was, now, all_indices, all_was, all_now
 def diff_tasks(counters, tensors, tasks, all_indices, all_was, all_now):
     """Compare the old and new elements of tasks until there are none left."""
     places, was, now = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    rounded = np.empty(_ROUNDED, np.uint16)
     while True:
         i = take(counters, TURN, 1)
         if i >= tasks.size:
             return
         task = tasks[i]
         tensor = tensors[task.tensor]
-        offset = np.uint64(task.first * tensor.word)
-        n = changes_at(tensor.old + offset, tensor.new + offset, tensor.word, task.elements, places, was, now)
+        old = tensor.old + np.uint64(task.first * tensor.word)
+        if tensor.mantissa:
+            new, size = tensor.new + np.uint64(task.first * 4), task.elements
+            n = rounded_changes_at(old, new, tensor.mantissa, tensor.exponent, size, rounded, places, was, now)
+        else:
+            new = tensor.new + np.uint64(task.first * tensor.word)
+            n = changes_at(old, new, tensor.word, task.elements, places, was, now)
         if not keep_changes(counters, task, places[:n], was[:n], now[:n], all_indices, all_was, all_now):
             give_up(counters, tasks)
             return

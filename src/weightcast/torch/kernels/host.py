@@ -18,7 +18,8 @@ from weightcast.format.codec import CodecName
 from weightcast.format.digest import tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import Change, ranked
-from weightcast.format.tasks import Found, compare_tensors, parts
+from weightcast.format.spec import TensorSpec
+from weightcast.format.tasks import Found, compare_tensors
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.batch import Batch, Copied, Kernels, Ledger, log_edits, replacement, unsigned, without_undone
@@ -102,6 +103,22 @@ class HostDelivered:
         return [by_tensor.get(i, one) for i, one in enumerate(self._found)]
 
 
+class HostComparison:
+    """Implements `Comparison`: reads a tensor where it is, and keeps only what changed."""
+
+    def __init__(self, batch: Batch, old: Copied, workers: Workers):
+        self._batch, self._old, self._workers = batch, old, workers
+        self._olds = _bits_in(old)
+        self._found: dict[int, Found] = {}
+
+    def add(self, i: int, tensor: torch.Tensor) -> None:
+        new = unsigned(tensor.detach().cpu().contiguous().reshape(-1))
+        (self._found[i],) = _compared(self._batch, [self._batch.specs[i]], [self._olds[i]], [new], self._workers)
+
+    def flips(self) -> Flips:
+        return Flips([self._found[i] for i in range(len(self._olds))], self._old)
+
+
 class HostKernels(Kernels[Flips]):
     """Kernels for models in host memory; the threads share the spans of a tensor."""
 
@@ -130,25 +147,11 @@ class HostKernels(Kernels[Flips]):
 
     def differ(self, batch: Batch, old: Copied) -> Flips:
         self.settle(old)
-        olds, sources = _bits_in(old), _bits_in(batch)
-        if batch.narrow is None:
-            return Flips(compare_tensors(batch.specs, olds, sources, self._workers), old)
-        found: list[Found] = []
-        for some in self._workers.batches(range(len(sources)), lambda i: batch.sizes[i]):
-            rounded = self._rounded(batch, some, sources)
-            found += compare_tensors([batch.specs[i] for i in some], [olds[i] for i in some], rounded, self._workers)
-        return Flips(found, old)
+        return Flips(_compared(batch, batch.specs, _bits_in(old), _bits_in(batch), self._workers), old)
 
-    def _rounded(self, batch: Batch, some: Sequence[int], sources: list[Bits]) -> list[Bits]:
-        """The wire bits of some of a batch's tensors."""
-        room = parts([batch.kind.word] * len(some), [batch.sizes[i] for i in some])
-
-        def one(task: tuple[int, int]) -> None:
-            n, first = task
-            _wire(batch, sources[some[n]][first : first + SPAN], room[n][first : first + SPAN])
-
-        self._workers.map(one, _spans([batch.sizes[i] for i in some]))
-        return room
+    def begin(self, batch: Batch, old: Copied) -> HostComparison:
+        self.settle(old)
+        return HostComparison(batch, old, self._workers)
 
     def count(self, flips: Flips) -> int:
         return sum(one.indices.size for one in flips.found)
@@ -230,6 +233,13 @@ def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
 def _bits_in(tensors: Batch | Copied) -> list[Bits]:
     """The memory of the tensors as unsigned integers."""
     return [unsigned(words) for words in tensors.words()]
+
+
+def _compared(
+    batch: Batch, specs: Sequence[TensorSpec], olds: Sequence[Bits], news: Sequence[Bits], workers: Workers
+) -> list[Found]:
+    """Compare tensors of a batch, rounded if it is."""
+    return compare_tensors(specs, olds, news, workers, None if batch.narrow is None else NARROW[batch.narrow])
 
 
 def _wire(batch: Batch, source: Bits, out: Bits) -> None:
