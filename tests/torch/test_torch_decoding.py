@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 import compiled_kernels  # noqa: E402
+from training import adam, same, store  # noqa: E402
 
 import weightcast as wc  # noqa: E402
 from weightcast.errors import FormatError, WeightcastError  # noqa: E402
@@ -29,6 +31,8 @@ from weightcast.format.spec import DTYPES, TensorSpec  # noqa: E402
 from weightcast.format.table import Row  # noqa: E402
 from weightcast.format.tensors import Bits, Weights  # noqa: E402
 from weightcast.format.workers import ONE  # noqa: E402
+from weightcast.torch import TorchTarget  # noqa: E402
+from weightcast.torch import model as torch_model  # noqa: E402
 from weightcast.torch.batch import Batch, Slot  # noqa: E402
 from weightcast.torch.decoder import decode_in_place  # noqa: E402
 from weightcast.torch.kernels.gpu import GpuKernels  # noqa: E402
@@ -314,6 +318,57 @@ def test_memory_is_bounded_by_the_room_that_is_given() -> None:
     found = KERNELS.decode(batch, [Blocks(one.row.blocks, one.streams["blocks"]) for one in coded], 4)
     assert found.flips.bounds == [0, 3, 6, 6, 6]
     assert found.now.numel() == 6
+
+
+# -- a whole subscriber ------------------------------------------------------------------------------------------------
+
+
+class Counted(TorchTarget):
+    """A target that counts how many of its tensors were copied to the host."""
+
+    reads = 0
+
+    def read(self, name: str) -> Bits:
+        self.reads += 1
+        return super().read(name)
+
+
+@pytest.mark.parametrize("codec", ["banded", "gap"])
+def test_subscriber_decodes_on_the_device_and_reads_nothing(codec: CodecName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two versions that come at once, the second changes weights that are staged only: those are on the host."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(20, 30, bias=False), torch.nn.Linear(30, 4, bias=False)]
+    model = torch.nn.Sequential(*layers).to(DEVICE, torch.bfloat16)
+    mine, channel = copy.deepcopy(model), store()
+    optimizer = adam(model, 4e-5)
+    with wc.Publisher(channel, model, optimizer=optimizer, codec=codec, threads=1) as publisher:
+        monkeypatch.setattr(torch_model, "kernels_for", lambda device, workers: KERNELS)
+        target = Counted(mine)
+        with wc.Subscriber(channel, target, threads=1) as subscriber:
+            for versions in (1, 1, 2):
+                for _ in range(versions):
+                    for parameter in model.parameters():
+                        parameter.grad = torch.randn_like(parameter)
+                    optimizer.step()
+                    commit = publisher.publish().result(60)
+                    assert commit.codec == codec
+                    assert commit.changed > 10
+                target.reads = 0
+                assert subscriber.sync().position == commit.position
+                assert (target.reads > 0) == (versions > 1)
+                same(model, mine)
+
+
+def test_target_leaves_decoding_to_the_host_where_its_kernels_do_not_decode() -> None:
+    target = TorchTarget(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
+    assert target.block_decoder(["weight"]) is None
+
+
+def test_unknown_tensor_is_refused_as_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_model, "kernels_for", lambda device, workers: KERNELS)
+    target = TorchTarget(torch.nn.Linear(2, 2, dtype=torch.bfloat16).to(DEVICE))
+    assert target.block_decoder(["weight"]) is not None
+    assert target.block_decoder(["weight", "other"]) is None
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
