@@ -1,37 +1,57 @@
-"""Compile Triton's coding kernels for a GPU that need not be there: the interpreter accepts more than the compiler."""
+"""Compile Triton's kernels for a GPU that need not be there: the interpreter accepts more than the compiler."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from weightcast.torch.kernels import triton_coding, triton_order, triton_writing
+from weightcast.torch.kernels import triton_coding, triton_marking, triton_order, triton_reading, triton_writing
+from weightcast.torch.kernels.triton import SUB, TILE
 
 BITS = {  # of an element; the address of its words, and its traits
     16: ("*i16", {"MAGNITUDE": 0x7FFF, "SHIFT": 7, "BIAS": 0, "SIGNED": True}),
     64: ("*i64", {"MAGNITUDE": (1 << 63) - 1, "SHIFT": 52, "BIAS": 896, "SIGNED": True}),
 }
-KERNELS = {
+CODING = {
     triton_order.arrange: {"STEP": 128},
     triton_coding.measure: {"STEP": 256, "FAR_STEP": 64},
     triton_coding.lay_out: {},
     triton_writing.write_bands: {"STEP": 128},
     triton_writing.write_rest: {"ROWS": 64},
 }
+DECODING = {
+    triton_reading.read_header: {},
+    triton_reading.read_lists: {},
+    triton_marking.mark_listed: {"TILE": TILE, "SUB": SUB, "ALIGNED": True},
+    triton_marking.step: {"STEP": 128},
+    triton_reading.read_distances: {},
+    triton_marking.gain: {"STEP": 64},
+}
+ADDRESSES = {
+    "ends": "*i64",
+    "old": "*i64",
+    "sizes": "*i32",
+    "block_begin": "*i64",
+    "block_nbytes": "*i64",
+    "positions": "*i64",
+    "bands": "*u8",
+    "tallied": "*u8",
+    "uppers": "*u8",
+    "band_of": "*u8",
+    "in_sub": "*i16",
+    "gains": "*i64",
+}
 
 
-def compile_all() -> None:
-    for kernel, steps in KERNELS.items():
+def compile_all(kernels: dict[Any, dict[str, Any]], **others: str) -> None:
+    """``others`` are addresses of this set of kernels alone."""
+    for kernel, steps in kernels.items():
         for width, (words, traits) in BITS.items():
-            addresses = {
-                "was": words,
-                "now": words,
-                "ends": "*i64",
-                "block_begin": "*i64",
-                "bands": "*u8",
-                "uppers": "*u8",
-            }
+            addresses = {"was": words, "now": words, **ADDRESSES, **others}
             given = {"WIDTH": width, **traits, **steps}
             constants = {name: given[name] for name in kernel.arg_names if name in given}
             signature = {
@@ -41,4 +61,7 @@ def compile_all() -> None:
 
 
 if __name__ == "__main__":
-    compile_all()
+    if sys.argv[1:] == ["decoding"]:
+        compile_all(DECODING, words="*i64", marks="*i64")
+    else:
+        compile_all(CODING)

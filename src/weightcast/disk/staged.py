@@ -15,6 +15,7 @@ import numpy as np
 
 from weightcast.disk.durable import Report, replacing, require_space, silent
 from weightcast.format.codec import plain
+from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks
 from weightcast.format.digest import Fingerprint, tensor_digests
 from weightcast.format.patch import TensorPatch, refuse_other_tensor, start_of_patch, verify_result, verify_tensor
 from weightcast.format.patch_layout import common_stream, common_streams, lay_out, plain_streams
@@ -141,6 +142,12 @@ class Overlay:
         for layer, row in touching:
             bits = overlay_tensor(layer, row, bits)
         return bits
+
+    def block_decoder(self, names: Sequence[str]) -> BlockDecoder | None:
+        """That of the weights themselves, as long as nothing lies on them."""
+        if self._layers or not isinstance(self._under, DecodesBlocks):
+            return None
+        return self._under.block_decoder(names)
 
 
 def scatter_into(target: Target, staged: PatchReader) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from weightcast.errors import FormatError, UsageError, VersionError, about
 from weightcast.format.closing import Closing
 from weightcast.format.codec import CODECS, Coded, check_codec
-from weightcast.format.codec.coded import Prepared
+from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks, Prepared
 from weightcast.format.json import parse_json
 from weightcast.format.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
 from weightcast.format.patch_layout import (
@@ -41,6 +41,8 @@ from weightcast.format.workers import ONE, Workers
 
 AT_ONCE = 1 << 24
 """Elements for each thread that are coded in one call: threads wait for each other at its end."""
+AT_ONCE_IN_PLACE = 1 << 28
+"""Elements in one call of weights that decode for themselves: enough for a GPU, whose room for it is as many bytes."""
 
 
 # -- write -----------------------------------------------------------------------------------------------------------
@@ -184,9 +186,13 @@ class PatchReader:
         for row, old in zip(rows, olds, strict=True):
             if old is not None:
                 refuse_other_bits(row.spec, old)
+        codec = CODECS[self.header.codec]
+        return self.decode_by(lambda coded: codec.decode(list(zip(coded, olds, strict=True)), workers), rows)
+
+    def decode_by(self, decoder: BlockDecoder, rows: Sequence[Row]) -> list[TensorPatch]:
+        """Some tensors' patches as a decoder has them, checked against the table's counts."""
         with about(file=self._container.source.name):
-            jobs = [(self.coded(row), old) for row, old in zip(rows, olds, strict=True)]
-            patches = CODECS[self.header.codec].decode(jobs, workers)
+            patches = decoder([self.coded(row) for row in rows])
             for row, patch in zip(rows, patches, strict=True):
                 if patch.changed != row.changed and not self._counts_all(row):
                     text = f"the streams change {patch.changed} elements, the table says {row.changed}"
@@ -316,15 +322,30 @@ def decode(data: bytes | memoryview, old: Weights | None = None, workers: Worker
 def decode_tensors(
     reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
 ) -> Iterator[TensorPatch]:
-    """Decode some tensors in order, a few at a time: the next ones while the caller uses those before."""
+    """Decode some tensors in order, a few at a time: the next ones while the caller uses those before.
+
+    They are not read if ``old`` can decode for itself.
+    """
+    rows = list(rows)
+    decoder = _decoder_of(reader, old, rows)
 
     def decoded(batch: Sequence[Row]) -> list[TensorPatch]:
         olds: Sequence[Bits | None] = [None] * len(batch)
         if old is not None and reader.header.base is not None:
             for row in batch:
                 refuse_other_tensor(old.table, row.spec)
+            if decoder is not None:
+                return reader.decode_by(decoder, batch)
             olds = read_all(old, [row.spec.name for row in batch], workers)
         return reader.decode(batch, olds, workers)
 
-    batches = workers.batches(rows, lambda row: row.spec.elements, AT_ONCE)
+    each = AT_ONCE if decoder is None else AT_ONCE_IN_PLACE // workers.threads
+    batches = workers.batches(rows, lambda row: row.spec.elements, each)
     yield from chain.from_iterable(workers.ahead(decoded, batches))
+
+
+def _decoder_of(reader: PatchReader, old: Weights | None, rows: Sequence[Row]) -> BlockDecoder | None:
+    """The decoder of weights that decode for themselves, if they can decode these tensors."""
+    if reader.header.codec == "plain" or not isinstance(old, DecodesBlocks):
+        return None
+    return old.block_decoder([row.spec.name for row in rows])

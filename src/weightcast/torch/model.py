@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from weightcast.errors import UsageError
+from weightcast.format.codec.coded import BlockDecoder
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import WireDtype, check_wire_dtype
@@ -22,6 +24,7 @@ from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of, unsigned
 from weightcast.torch.coordinates import DTYPES, Made, coordinates_of
+from weightcast.torch.decoder import DecodingKernels, decode_in_place
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
 
@@ -146,6 +149,15 @@ class TorchTarget(LiveModel):
         for name in self.made:
             hint = "Follow the channel into a mirror folder, and load that."
             raise UsageError("the tensor is not part of the model's memory", tensor=name, hint=hint)
+
+    def block_decoder(self, names: Sequence[str]) -> BlockDecoder | None:
+        """Implements `DecodesBlocks`, for tensors on devices whose kernels decode."""
+        slots = {name: self.slots[name] for name in names if name in self.slots}
+        kernels = {slot.source.device: self.kernels(slot.source.device) for slot in slots.values()}
+        able = {device: found for device, found in kernels.items() if isinstance(found, DecodingKernels)}
+        if len(slots) < len(names) or len(able) < len(kernels) or any(slot.narrow for slot in slots.values()):
+            return None
+        return partial(decode_in_place, slots, able.__getitem__)
 
     @torch.no_grad()
     def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:

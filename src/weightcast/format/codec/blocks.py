@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -143,24 +142,28 @@ def decode(jobs: Sequence[tuple[Coded, Bits | None]], workers: Workers) -> list[
     tensors, tasks = tensor_records(specs), _tasks_of_rows(rows)
     tensors["old"] = [address(old) for _, old in jobs]
     tensors["stream"], tensors["nbytes"] = [address(stream) for stream in streams], [stream.size for stream in streams]
-    # A block more: a count that is a little too small can then be told.
-    with room_for(sum(row.changed for row in rows) + BLOCK) as rooms:
+    with room_for(most_changes(rows)) as rooms:
         run(reader.decode_tasks, workers, tensors, tasks, *rooms)
         wrong = np.flatnonzero(tasks["count"] < 0)
         if wrong.size:
             task = tasks[wrong[0]]
             spec = specs[task["tensor"]]
-            raise FormatError(_problem(task, spec.kind.word.itemsize), tensor=spec.name)
+            needed = task["elements"] * spec.kind.word.itemsize
+            raise FormatError(problem_of(int(task["count"]), task["end"] - task["begin"], needed), tensor=spec.name)
         found = collect(specs, tensors, tasks, rooms, workers)
     return [patch_of(row.spec, one, row.digest) for row, one in zip(rows, found, strict=True)]
 
 
-def _problem(task: Any, word: int) -> str:
-    """What is wrong with a task's block."""
-    if task["count"] == reader.RAW_SIZE:
-        there, needed = task["end"] - task["begin"] - 1, task["elements"] * word
-        return f"a raw block has {there} bytes, its elements have {needed}"
-    return _PROBLEMS[int(task["count"])]
+def most_changes(rows: Sequence[Row]) -> int:
+    """Changes to make room for. A block more than the table says: a count that is a little too small can be told."""
+    return sum(row.changed for row in rows) + BLOCK
+
+
+def problem_of(error: int, nbytes: int, needed: int) -> str:
+    """What is wrong with a block of ``nbytes``, whose elements have ``needed``."""
+    if error == reader.RAW_SIZE:
+        return f"a raw block has {nbytes - 1} bytes, its elements have {needed}"
+    return _PROBLEMS[error]
 
 
 def _tasks_of_rows(rows: Sequence[Row]) -> Records:

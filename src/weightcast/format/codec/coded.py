@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,18 @@ def other_base(tensor: str) -> UsageError:
     """What is raised if the weights that were given as the base of a patch are others."""
     hint = "It may have been updated in place. Pass the weights as they were before the change."
     return UsageError("`old` is not the base of this patch", tensor=tensor, hint=hint)
+
+
+BlockDecoder = Callable[[Sequence[Coded]], list[TensorPatch]]
+
+
+@runtime_checkable
+class DecodesBlocks(Protocol):
+    """Weights that can decode the blocks of `gap` and `banded` where they are, for example on a GPU."""
+
+    def block_decoder(self, names: Sequence[str]) -> BlockDecoder | None:
+        """What decodes patches of these tensors; None if they must be read, to decode on the host."""
+        ...
 
 
 @dataclass(frozen=True)

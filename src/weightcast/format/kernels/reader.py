@@ -73,7 +73,10 @@ def _read_members(data, at, end, parameter, inverted, keys, low, high, changed):
 
 @kernel
 def _read_header(data, at, end, uppers, parameter, inverted):
-    """Bands and parameters of a block; returns the number of bands, or an error, and the next bit."""
+    """Bands and parameters of a block; returns the number of bands, or an error, and the next bit.
+
+    The end is checked first, so that no error depends on what follows the block.
+    """
     bands = np.int64(get(data, at, 8))
     if bands < 1 or bands > MAX_BANDS:
         return np.int64(BANDS), at
@@ -85,14 +88,16 @@ def _read_header(data, at, end, uppers, parameter, inverted):
         else:
             more, at = get_rice(data, at, 0, 8)
             uppers[b] = uppers[b - 1] + 1 + np.int64(more)
-        if uppers[b] >= 255:
-            return np.int64(BANDS), at
         if at > end:
             return np.int64(ENDED), at
+        if uppers[b] >= 255:
+            return np.int64(BANDS), at
     uppers[bands - 1] = 255
     for s in range(2 * bands):
         parameter[s] = np.int64(get(data, at, 5))
         at += 5
+        if at > end:
+            return np.int64(ENDED), at
         if parameter[s] != NOTHING:
             if parameter[s] > MAX_GAP_RICE:
                 return np.int64(PARAMETER), at

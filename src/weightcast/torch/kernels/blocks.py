@@ -47,6 +47,28 @@ class Cut:
     block_size: torch.Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Addresses:
+    """Where the tensors of a batch are."""
+
+    table: torch.Tensor
+    aligned: bool
+    """Whether the widest loads can be used."""
+
+
+def running_sums(counts: torch.Tensor) -> torch.Tensor:
+    """0, then the running sums; 64-bit integers wrap around."""
+    ends = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, dtype=torch.int64, out=ends[1:])
+    return ends
+
+
+def sums_by_tensor(cut: Cut, sums: torch.Tensor) -> torch.Tensor:
+    """Sums over tiles as sums over tensors, modulo 2**64."""
+    ends = running_sums(sums)[cut.first_tile]
+    return ends[1:] - ends[:-1]
+
+
 def one_band(cut: Cut, flips: GpuFlips) -> DeviceRanks:
     """The ranks for `gap`: the places within the block."""
     places = (flips.indices & (BLOCK - 1)).to(torch.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,12 +11,22 @@ import numpy as np
 import torch
 
 from weightcast.format.codec import CodecName
+from weightcast.format.codec.coded import Blocks
 from weightcast.format.codec.ranks import band_cost
 from weightcast.format.kernels.bands import BLOCK, MAX_BANDS
 from weightcast.format.tasks import traits
 from weightcast.torch.batch import Batch, Copied
 from weightcast.torch.kernels import triton as kernels
-from weightcast.torch.kernels.blocks import ArrivingBlocks, Cut, GpuFlips, one_band
+from weightcast.torch.kernels.blocks import (
+    Addresses,
+    ArrivingBlocks,
+    Cut,
+    GpuFlips,
+    one_band,
+    running_sums,
+    sums_by_tensor,
+)
+from weightcast.torch.kernels.decoding import GpuDecoded, decode_blocks
 from weightcast.torch.kernels.device import Arriving, DeviceKernels, DeviceRanks
 from weightcast.torch.kernels.triton import SUB, TILE, launch
 
@@ -46,30 +56,27 @@ class _Tables:
             np.minimum(tiles[block_tensor] - block_ordinal * per_block, per_block),
             np.minimum(sizes[block_tensor] - block_ordinal * BLOCK, BLOCK),
         ]
-        packed = np.concatenate([*(part.view(np.int32) for part in wide), *(part.astype(np.int32) for part in narrow)])
-        self._packed = torch.from_numpy(packed)
+        parts = [*(part.view(np.int32) for part in wide), *(part.astype(np.int32) for part in narrow)]
+        self._sizes = [part.size for part in parts]
+        # Each begins at a multiple of 16 bytes: for another alignment, Triton would compile the kernels anew.
+        padded = [np.pad(part, (0, -part.size % 4)) for part in parts]
+        self._cuts = np.cumsum([part.size for part in padded])[:-1].tolist()
+        self._packed = torch.from_numpy(np.concatenate(padded))
         if batch.device.type == "cuda":
             self._packed = self._packed.pin_memory()
-        self._cuts = np.cumsum([2 * part.size for part in wide] + [part.size for part in narrow])[:-1].tolist()
 
     def on_device(self, device: torch.device) -> Cut:
         packed = self._packed.to(device, non_blocking=True)
-        sizes, first_tile, *narrow = packed.tensor_split(self._cuts)
+        pieces = zip(packed.tensor_split(self._cuts), self._sizes, strict=True)
+        sizes, first_tile, *narrow = (piece[:size] for piece, size in pieces)
         wide = sizes.view(torch.int64), first_tile.view(torch.int64)
         return Cut(self.tiles, self.blocks, *wide, *narrow)
 
 
-@dataclass(frozen=True, eq=False)
-class _Addresses:
-    table: torch.Tensor
-    aligned: bool
-    """Whether the widest loads can be used."""
-
-
-def _addresses(places: list[int], device: torch.device) -> _Addresses:
+def _addresses(places: list[int], device: torch.device) -> Addresses:
     table = np.array(places, np.int64)
     # So few bytes are copied without a wait, pinned or not.
-    return _Addresses(torch.from_numpy(table).to(device, non_blocking=True), not (table % 16).any())
+    return Addresses(torch.from_numpy(table).to(device, non_blocking=True), not (table % 16).any())
 
 
 class GpuKernels(DeviceKernels[GpuFlips]):
@@ -78,8 +85,8 @@ class GpuKernels(DeviceKernels[GpuFlips]):
     def __init__(self) -> None:
         self._tables: WeakKeyDictionary[Batch, _Tables] = WeakKeyDictionary()
         self._cuts: WeakKeyDictionary[Batch, Cut] = WeakKeyDictionary()
-        self._live: WeakKeyDictionary[Batch, tuple[list[int], _Addresses]] = WeakKeyDictionary()
-        self._copies: WeakKeyDictionary[Copied, _Addresses] = WeakKeyDictionary()
+        self._live: WeakKeyDictionary[Batch, tuple[list[int], Addresses]] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[Copied, Addresses] = WeakKeyDictionary()
         self._costs: dict[torch.device, torch.Tensor] = {}
 
     def take(self, batch: Batch) -> Copied:
@@ -100,7 +107,7 @@ class GpuKernels(DeviceKernels[GpuFlips]):
             kernels.mark, cut.tiles, before.table, source.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, marks,
             counts, **self._widths(batch), TILE=TILE, ALIGNED=aligned,
         )  # fmt: skip
-        ends = _running_sums(counts)
+        ends = running_sums(counts)
         bounds: list[int] = ends[cut.first_tile].tolist()  # waits
         wide = max(batch.sizes, default=0) > 1 << 31
         indices = torch.empty(bounds[-1], dtype=torch.int64 if wide else torch.int32, device=batch.device)
@@ -126,7 +133,7 @@ class GpuKernels(DeviceKernels[GpuFlips]):
             kernels.gather, cut.tiles, self._sources(batch).table, cut.tile_tensor, flips.ends[1:], flips.counts,
             flips.indices, flips.was, now, sums, **self._widths(batch), STEP=64, num_warps=2,
         )  # fmt: skip
-        return now, self._by_tensor(batch, sums)
+        return now, sums_by_tensor(cut, sums)
 
     def _rank(self, batch: Batch, old: Copied, flips: GpuFlips, now: torch.Tensor) -> DeviceRanks:
         cut, device, before = self._cut(batch), batch.device, self._copy(old)
@@ -166,6 +173,10 @@ class GpuKernels(DeviceKernels[GpuFlips]):
         cut = self._cut(batch)
         return ArrivingBlocks(batch, cut, flips, now, ranks or one_band(cut, flips))
 
+    def decode(self, batch: Batch, blocks: Sequence[Blocks], most: int) -> GpuDecoded:
+        """Decode blocks against the batch as it is now: one entry for each of its tensors; see `decode_blocks`."""
+        return decode_blocks(batch, self._cut(batch), self._sources(batch), blocks, most)
+
     def digests(self, batch: Batch) -> torch.Tensor:
         cut, source = self._cut(batch), self._sources(batch)
         sums = torch.empty(cut.tiles, dtype=torch.int64, device=batch.device)
@@ -174,12 +185,7 @@ class GpuKernels(DeviceKernels[GpuFlips]):
             kernels.digest, cut.tiles, source.table, cut.sizes, cut.tile_tensor, cut.tile_ordinal, sums, TILE=TILE,
             BITS=widths["BITS"], NARROW=widths["NARROW"], ALIGNED=source.aligned,
         )  # fmt: skip
-        return self._by_tensor(batch, sums)
-
-    def _by_tensor(self, batch: Batch, sums: torch.Tensor) -> torch.Tensor:
-        """Sums over tiles as sums over tensors, modulo 2**64."""
-        ends = _running_sums(sums)[self._cut(batch).first_tile]
-        return ends[1:] - ends[:-1]
+        return sums_by_tensor(cut, sums)
 
     def rest(self, batch: Batch) -> None:
         self._cuts.pop(batch, None)
@@ -193,12 +199,12 @@ class GpuKernels(DeviceKernels[GpuFlips]):
             self._cuts[batch] = self._tables[batch].on_device(batch.device)
         return self._cuts[batch]
 
-    def _copy(self, copied: Copied) -> _Addresses:
+    def _copy(self, copied: Copied) -> Addresses:
         if copied not in self._copies:
             self._copies[copied] = _addresses(copied.addresses(), copied.batch.device)
         return self._copies[copied]
 
-    def _sources(self, batch: Batch) -> _Addresses:
+    def _sources(self, batch: Batch) -> Addresses:
         """Addresses of the model's tensors. They seldom move, so the table is usually on the device already."""
         places = [slot.address() for slot in batch.slots]
         known = self._live.get(batch)
@@ -220,10 +226,3 @@ class GpuKernels(DeviceKernels[GpuFlips]):
 def _pinned_cost(kind: str) -> torch.Tensor:
     cost = torch.from_numpy(band_cost())
     return cost.pin_memory() if kind == "cuda" else cost
-
-
-def _running_sums(counts: torch.Tensor) -> torch.Tensor:
-    """0, then the running sums; 64-bit integers wrap around."""
-    ends = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
-    torch.cumsum(counts, 0, dtype=torch.int64, out=ends[1:])
-    return ends

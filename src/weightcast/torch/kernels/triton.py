@@ -27,7 +27,7 @@ _BANDS = tl.constexpr(MAX_BANDS)
 
 
 @triton.jit
-def _address(table, tensor, BITS: tl.constexpr, ALIGNED: tl.constexpr):
+def address(table, tensor, BITS: tl.constexpr, ALIGNED: tl.constexpr):
     """A pointer to a tensor's first element. Without the hint, every element would be loaded by itself."""
     place = tl.load(table + tensor)
     if BITS == 8:
@@ -42,7 +42,7 @@ def _address(table, tensor, BITS: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _load(base, first, place, size, TILE: tl.constexpr):
+def load_tile(base, first, place, size, TILE: tl.constexpr):
     """A tile from element ``first`` on, with zeros after the end. Only loads without a mask are wide."""
     if first + TILE <= size:
         values = tl.load(base + first + place)
@@ -91,7 +91,7 @@ def take(source, target, sizes, tile_tensor, tile_ordinal, TILE: tl.constexpr, B
     first = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
     size = tl.load(sizes + tensor)
     at = first + tl.arange(0, TILE)
-    base, out = _address(source, tensor, BITS, ALIGNED), _address(target, tensor, WIDTH, ALIGNED)
+    base, out = address(source, tensor, BITS, ALIGNED), address(target, tensor, WIDTH, ALIGNED)
     if first + TILE <= size:
         tl.store(out + at, _wire(tl.load(base + at), NARROW))
     else:
@@ -107,8 +107,8 @@ def mark(old, source, sizes, tile_tensor, tile_ordinal, marks, counts, TILE: tl.
     place = tl.arange(0, TILE // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
     first = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
     size = tl.load(sizes + tensor)
-    before = _load(_address(old, tensor, WIDTH, ALIGNED), first, place, size, TILE)
-    after = _wire(_load(_address(source, tensor, BITS, ALIGNED), first, place, size, TILE), NARROW)
+    before = load_tile(address(old, tensor, WIDTH, ALIGNED), first, place, size, TILE)
+    after = _wire(load_tile(address(source, tensor, BITS, ALIGNED), first, place, size, TILE), NARROW)
     differs = (before != after).to(tl.uint32)
     words = tl.sum(differs << tl.arange(0, 32)[None, :].to(tl.uint32), 1)
     tl.store(marks + tile.to(tl.int64) * (TILE // 32) + tl.arange(0, TILE // 32), words.to(tl.int32, bitcast=True))
@@ -130,7 +130,7 @@ def extract(old, tile_tensor, tile_ordinal, marks, ends, counts, indices, was, T
     tile = tl.program_id(0)
     count = tl.load(counts + tile)
     if count > 0:
-        base = _address(old, tl.load(tile_tensor + tile), WIDTH, False)
+        base = address(old, tl.load(tile_tensor + tile), WIDTH, False)
         start = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
         row = tl.arange(0, TILE // 32)
         words = tl.load(marks + tile.to(tl.int64) * (TILE // 32) + row).to(tl.uint32, bitcast=True)
@@ -155,7 +155,7 @@ def put(target, tile_tensor, ends, counts, indices, values, STEP: tl.constexpr, 
     tile = tl.program_id(0)
     count = tl.load(counts + tile)
     if count > 0:
-        base = _address(target, tl.load(tile_tensor + tile), WIDTH, False)
+        base = address(target, tl.load(tile_tensor + tile), WIDTH, False)
         first = tl.load(ends + tile) - count
         for done in range(0, count, STEP):
             i = done + tl.arange(0, STEP)
@@ -183,6 +183,13 @@ def _mix_bits(bits):
 
 
 @triton.jit
+def digest_gain(at, before, after):
+    """What changes add to the digest (SPEC 4)."""
+    place = _mix_place(at)
+    return mix64(place ^ _mix_bits(after)) - mix64(place ^ _mix_bits(before))
+
+
+@triton.jit
 def gather(source, tile_tensor, ends, counts, indices, was, now, gains, STEP: tl.constexpr, BITS: tl.constexpr,
            WIDTH: tl.constexpr, NARROW: tl.constexpr):  # fmt: skip
     """The new bits where a tile changed, and what they add to the digest."""
@@ -190,7 +197,7 @@ def gather(source, tile_tensor, ends, counts, indices, was, now, gains, STEP: tl
     count = tl.load(counts + tile)
     total = tl.zeros((STEP,), tl.uint64)
     if count > 0:
-        base = _address(source, tl.load(tile_tensor + tile), BITS, False)
+        base = address(source, tl.load(tile_tensor + tile), BITS, False)
         first = tl.load(ends + tile) - count
         for done in range(0, count, STEP):
             i = done + tl.arange(0, STEP)
@@ -199,8 +206,7 @@ def gather(source, tile_tensor, ends, counts, indices, was, now, gains, STEP: tl
             after = _wire(tl.load(base + at, inside, other=0), NARROW)
             tl.store(now + first + i, after.to(now.dtype.element_ty, bitcast=True), inside)
             before = tl.load(was + first + i, inside, other=0).to(after.dtype, bitcast=True)
-            place = _mix_place(at)
-            gain = mix64(place ^ _mix_bits(after)) - mix64(place ^ _mix_bits(before))
+            gain = digest_gain(at, before, after)
             total += tl.where(inside, gain, tl.zeros_like(gain))
     tl.store(gains + tile, tl.sum(total, 0).to(tl.int64, bitcast=True))
 
@@ -214,7 +220,7 @@ def digest(source, sizes, tile_tensor, tile_ordinal, sums, TILE: tl.constexpr, B
     first = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
     size = tl.load(sizes + tensor)
     at = first + tl.arange(0, TILE)
-    bits = _wire(_load(_address(source, tensor, BITS, ALIGNED), first, tl.arange(0, TILE), size, TILE), NARROW)
+    bits = _wire(load_tile(address(source, tensor, BITS, ALIGNED), first, tl.arange(0, TILE), size, TILE), NARROW)
     mixed = mix64(_mix_place(at) ^ _mix_bits(bits))
     tl.store(sums + tile, tl.sum(tl.where(at < size, mixed, tl.zeros_like(mixed)), 0).to(tl.int64, bitcast=True))
 
@@ -247,6 +253,20 @@ def step_of(before, after, WIDTH: tl.constexpr, SIGNED: tl.constexpr):
 
 
 @triton.jit
+def move(bits, up, distance, WIDTH: tl.constexpr, SIGNED: tl.constexpr):
+    """The bits that are so many steps up or down: what `step_of` undoes."""
+    old = bits.to(tl.uint64)
+    top = tl.full(old.shape, 1, tl.uint64) << (WIDTH - 1)
+    mask = top | (top - 1)
+    if SIGNED:
+        old = tl.where((old & top) != 0, ~old & mask, old | top)
+    new = tl.where(up, old + distance, old - distance) & mask
+    if SIGNED:
+        new = tl.where((new & top) != 0, new ^ top, ~new & mask)
+    return new
+
+
+@triton.jit
 def _lower(a, b):
     return tl.minimum(a, b)
 
@@ -273,7 +293,7 @@ def choose(old, sizes, block_tensor, block_ordinal, block_tile, ends, counts, wa
     if n > 0:
         lane = tl.arange(0, 256)
         members, changed, far = tl.zeros((256,), tl.int32), tl.zeros((256,), tl.int32), tl.zeros((256,), tl.int32)
-        base = _address(old, tensor, WIDTH, False) + start
+        base = address(old, tensor, WIDTH, False) + start
         stride = (size >> 14) | 1
         samples = (size + stride - 1) // stride
         for done in range(0, samples, STEP):
@@ -345,7 +365,7 @@ def tally(old, sizes, tile_tensor, tile_ordinal, tile_block, bands, band_of, in_
         place = part[:, None] * SUB + tl.arange(0, SUB)[None, :]
         first = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
         size = tl.load(sizes + tensor)
-        bits = _load(_address(old, tensor, WIDTH, ALIGNED), first, place, size, TILE)
+        bits = load_tile(address(old, tensor, WIDTH, ALIGNED), first, place, size, TILE)
         band = tl.load(band_of + block * 256 + key_of(bits, MAGNITUDE, SHIFT, BIAS)).to(tl.int32)
         # Eight bands are counted in the bytes of one word: a part has fewer elements than a byte can count.
         one = tl.where(first + place < size, 1, 0).to(tl.int64) << ((band & 7) * 8)
@@ -386,7 +406,7 @@ def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indice
     if count > 0:
         tensor = tl.load(tile_tensor + tile)
         block = tl.load(tile_block + tile)
-        base = _address(old, tensor, WIDTH, ALIGNED)
+        base = address(old, tensor, WIDTH, ALIGNED)
         size = tl.load(sizes + tensor)
         start = tl.load(tile_ordinal + tile).to(tl.int64) * TILE
         first = tl.load(ends + tile) - count
@@ -402,7 +422,7 @@ def rank(old, sizes, tile_tensor, tile_ordinal, tile_block, ends, counts, indice
             lowest = tl.where(band > 0, lowest + 1, 0)
             part = (at - start) // SUB
             place = part[:, None] * SUB + tl.arange(0, SUB)[None, :]
-            keys = key_of(_load(base, start, place, size, TILE), MAGNITUDE, SHIFT, BIAS)
+            keys = key_of(load_tile(base, start, place, size, TILE), MAGNITUDE, SHIFT, BIAS)
             same = (start + place < at[:, None]) & (keys >= lowest[:, None]) & (keys <= highest[:, None])
             rank_ = tl.sum(same.to(tl.int32), 1)
             rank_ += tl.load(in_tile + tile.to(tl.int64) * _BANDS + band, inside, other=0)

@@ -35,7 +35,7 @@ def _bands_of(was, now, at, inside, upper, WIDTH: tl.constexpr, MAGNITUDE: tl.co
 
 
 @triton.jit
-def _one_in(band, counted):
+def one_in(band, counted):
     """Ones to add up by band: eight bands in the bytes of each of two words, so fewer than 256 can be added."""
     one = counted.to(tl.int64) << ((band & 7) * 8)
     none = tl.zeros_like(one)
@@ -43,22 +43,22 @@ def _one_in(band, counted):
 
 
 @triton.jit
-def _byte_of(low, high, band):
+def byte_of(low, high, band):
     return (tl.where(band < 8, low, high) >> ((band & 7) * 8)).to(tl.int32) & 255
 
 
 @triton.jit
-def _count(band, counted, b):
+def count_by_band(band, counted, b):
     """How many of each band there are."""
-    low, high = _one_in(band, counted)
-    return _byte_of(tl.sum(low, 0), tl.sum(high, 0), b)
+    low, high = one_in(band, counted)
+    return byte_of(tl.sum(low, 0), tl.sum(high, 0), b)
 
 
 @triton.jit
-def _number(band, counted, before):
+def number_in_band(band, counted, before):
     """Each one's number in its band, from the number ``before`` the first."""
-    low, high = _one_in(band, counted)
-    return tl.gather(before, band, 0) + _byte_of(tl.cumsum(low, 0), tl.cumsum(high, 0), band) - 1
+    low, high = one_in(band, counted)
+    return tl.gather(before, band, 0) + byte_of(tl.cumsum(low, 0), tl.cumsum(high, 0), band) - 1
 
 
 @triton.jit
@@ -80,8 +80,8 @@ def arrange(block_tile, block_tiles, ends, was, now, ranks, bands, uppers, talli
         inside = i < n
         band, key, distance = _bands_of(was, now, low + i, inside, upper, WIDTH, MAGNITUDE, SHIFT, BIAS, SIGNED)
         distant = inside & (distance > 1)
-        changed += _count(band, inside, b)
-        far += _count(band, distant, b)
+        changed += count_by_band(band, inside, b)
+        far += count_by_band(band, distant, b)
         lengths += tl.where(distant, _bit_length(distance - 2), 0)
         keys += tl.where(distant, key, 0)
     row = tallies + block * _TALLIES
@@ -96,10 +96,10 @@ def arrange(block_tile, block_tiles, ends, was, now, ranks, bands, uppers, talli
         inside = i < n
         band, _, distance = _bands_of(was, now, low + i, inside, upper, WIDTH, MAGNITUDE, SHIFT, BIAS, SIGNED)
         distant = inside & (distance > 1)
-        place = _number(band, inside, before)
+        place = number_in_band(band, inside, before)
         tl.store(members + low + tl.gather(begin, band, 0) + place, tl.load(ranks + low + i, inside), inside)
-        far_place = _number(band, distant, far_before)
+        far_place = number_in_band(band, distant, far_before)
         tl.store(far_places + low + far_place, place, distant)
         tl.store(far_changes + low + far_place, i, distant)
-        before += _count(band, inside, b)
-        far_before += _count(band, distant, b)
+        before += count_by_band(band, inside, b)
+        far_before += count_by_band(band, distant, b)
