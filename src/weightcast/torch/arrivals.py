@@ -103,7 +103,7 @@ class Arrivals:
     def _add(self, group: Group, spec: TensorSpec, tensor: torch.Tensor) -> int:
         """Copy a tensor that no stream had before into a group that is being formed."""
         if group.room is None:
-            most = limit_on(group.kind.device, self.in_parts) // tensor.itemsize
+            most = limit_on(group.kind, self.in_parts)
             group.room = self._room(group.kind, max(most, aligned(tensor.numel())))
         i = group.add(spec)
         group.receive(i, tensor)

@@ -15,11 +15,12 @@ from weightcast.format.spec import TensorSpec
 from weightcast.torch.batch import WORDS, Batch, Comparison, Copied, Slot
 from weightcast.torch.transit import PinnedCopy
 
-_SMALLEST, _SENT, _LARGEST, _PART = 1 << 26, 1 << 28, 1 << 30, 16
-"""Bytes of a group; a tensor that is larger is a group of its own.
+_SMALLEST, _SENT, _PART = 1 << 26, 1 << 28, 16
+_MOST = 1 << 28
+"""Bytes of a group, and most elements; a tensor that is larger is a group of its own.
 
 On the host, room in the caches is worth most. On a GPU the fewer groups, the fewer launches, up to a 16th of what is
-free; but where shadows are sent there, one is on its way while the group before is compared.
+free; but one is compared while the next arrives, or, where shadows are sent there, while the next one's is on its way.
 """
 
 _ALIGNMENT = 16
@@ -120,13 +121,14 @@ def aligned(elements: int) -> int:
     return -(-elements // _ALIGNMENT) * _ALIGNMENT
 
 
-def limit_on(device: torch.device, in_parts: bool) -> int:
-    """Bytes of a group; ``in_parts``: shadows are sent to the device."""
+def limit_on(kind: Kind, in_parts: bool) -> int:
+    """Elements of a group; ``in_parts``: shadows are sent to the device."""
+    size, device = kind.dtype.itemsize, kind.device
     if device.type != "cuda":
-        return _SMALLEST
+        return _SMALLEST // size
     if in_parts:
-        return _SENT
-    return min(_LARGEST, max(_SMALLEST, free_memory(device) // _PART))
+        return _SENT // size
+    return min(_MOST, max(_SMALLEST, free_memory(device) // _PART) // size)
 
 
 def free_memory(device: torch.device) -> int:

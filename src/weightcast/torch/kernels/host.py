@@ -28,6 +28,10 @@ SPAN = 1 << 20
 """Elements of a task."""
 
 
+_WORTH_A_CALL = 1 << 16
+"""Elements of a tensor that is compared in a call of its own: for fewer, the call takes longer than a copy."""
+
+
 @dataclass(frozen=True, eq=False)
 class Flips:
     """For each tensor: sorted flat indices, the old bits there, and the bits when they were found.
@@ -104,18 +108,28 @@ class HostDelivered:
 
 
 class HostComparison:
-    """Implements `Comparison`: reads a tensor where it is, and keeps only what changed."""
+    """Implements `Comparison`: reads a tensor where it is, and keeps only what changed; small ones are collected."""
 
     def __init__(self, batch: Batch, old: Copied, workers: Workers):
         self._batch, self._old, self._workers = batch, old, workers
         self._olds = _bits_in(old)
+        self._small: dict[int, Bits] = {}
         self._found: dict[int, Found] = {}
 
     def add(self, i: int, tensor: torch.Tensor) -> None:
         new = unsigned(tensor.detach().cpu().contiguous().reshape(-1))
-        (self._found[i],) = _compared(self._batch, [self._batch.specs[i]], [self._olds[i]], [new], self._workers)
+        if new.size < _WORTH_A_CALL:
+            self._small[i] = new.copy()
+        else:
+            self._compare({i: new})
+
+    def _compare(self, news: Mapping[int, Bits]) -> None:
+        specs, olds = [self._batch.specs[i] for i in news], [self._olds[i] for i in news]
+        found = _compared(self._batch, specs, olds, list(news.values()), self._workers)
+        self._found.update(zip(news, found, strict=True))
 
     def flips(self) -> Flips:
+        self._compare(self._small)
         return Flips([self._found[i] for i in range(len(self._olds))], self._old)
 
 
