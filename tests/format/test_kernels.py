@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import weightcast as wc
+from weightcast.format.kernels import cpu
 from weightcast.format.kernels.bitio import MAX_RICE, SLACK, UNARY_LIMIT, get_rice, put_rice, rice_length
 from weightcast.format.kernels.compile import expecting_compilation
 from weightcast.format.kernels.lanes import deposit
@@ -114,3 +115,19 @@ def test_deposit_puts_bits_where_the_mask_has_them() -> None:
         places = [i for i in range(64) if int(mask) >> i & 1]
         expected = sum((int(bits) >> j & 1) << place for j, place in enumerate(places))
         assert int(compiled(bits, mask)) == expected
+
+
+@pytest.mark.parametrize("word", ["u1", "u2", "u4", "u8"])
+def test_checksum_follows_changes_and_shows_each_of_them(word: str) -> None:
+    rng = np.random.default_rng(7)
+    old = np.frombuffer(rng.bytes(1000 * int(word[1])), word).copy()
+    indices = np.sort(rng.choice(old.size, 100, replace=False))
+    new = old.copy()
+    new[indices] ^= np.array(1, word)
+    change = cpu.checksum_change(indices, old[indices], new[indices])
+    whole = sum(int(cpu.checksum(new[first : first + 300], first)) for first in range(0, new.size, 300)) % 2**64
+    assert (int(cpu.checksum(old, 0)) + int(change)) % 2**64 == whole
+    for i in indices:
+        edited = old.copy()
+        edited[i] = new[i]
+        assert cpu.checksum(edited, 0) != cpu.checksum(old, 0)

@@ -150,13 +150,16 @@ def test_parameter_group_added_later_is_scanned() -> None:
             same(model, follower.model)
 
 
-def test_edit_unseen_by_torch_before_a_step_is_sent_with_the_step(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("edited", [1, 2, 4])
+def test_edit_unseen_by_torch_before_a_step_is_sent_with_the_step(
+    edited: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its patch would start from bits that no replica has."""
     model, channel = small(torch.bfloat16), store()
     optimizer = adam(model)
     with wc.Publisher(channel, model, optimizer=optimizer) as publisher, Following(channel) as follower:
         for step in range(1, 6):
-            if step == 3:
+            if step == edited:
                 model.up.weight.data.mul_(1.5)
             train(model, optimizer, step)
             publisher.publish(step=step).result(60)

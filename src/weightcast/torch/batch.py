@@ -15,6 +15,7 @@ import torch
 
 from weightcast.format.codec import CodecName
 from weightcast.format.codec.ranks import Ranks
+from weightcast.format.kernels import cpu
 from weightcast.format.scan import Change
 from weightcast.format.spec import TensorSpec
 from weightcast.format.tensors import Bits
@@ -135,9 +136,16 @@ class Copied:
 
 @dataclass(eq=False)
 class Ledger:
-    """The digests of a batch's tensors as of the last delivery."""
+    """A batch's tensors as of the last delivery: their digests, and checksums once somebody needed them."""
 
     digests: npt.NDArray[np.uint64]
+    checksums: npt.NDArray[np.uint64] | None = None
+
+    def replace(self, i: int, bits: Bits, digest: int) -> None:
+        """Tensor ``i`` is delivered whole."""
+        self.digests[i] = digest
+        if self.checksums is not None:
+            self.checksums[i] = cpu.checksum(bits, 0)
 
 
 Sums = Callable[[], npt.NDArray[np.uint64]]

@@ -316,7 +316,7 @@ class Transient:
 def _replacements(journal: _Journal, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
     """The changes of a batch that no step changed."""
     for i, (bits, digest) in replaced.items():
-        journal.ledger.digests[i] = digest
+        journal.ledger.replace(i, bits, digest)
         yield replacement(journal.batch.specs[i], bits, digest)
 
 

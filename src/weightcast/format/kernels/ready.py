@@ -33,6 +33,8 @@ def _warm_width(word: np.dtype) -> None:
         cpu.scatter(old, np.zeros(1, places_type), now)
     cpu.digest_runs(old, indices[:1])
     cpu.digest_change(indices, was, now)
+    cpu.checksum(old, 0)
+    cpu.checksum_change(indices, was, now)
     places.digest_places(old, 0, 0, _LOOP)
 
 

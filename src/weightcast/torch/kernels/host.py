@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from weightcast.format.codec import CodecName
-from weightcast.format.digest import tensor_digest
+from weightcast.format.digest import MODULUS, tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import Change, ranked
 from weightcast.format.spec import TensorSpec
@@ -59,9 +59,9 @@ class HostDelivered:
 
     def changes(self, replaced: Mapping[int, tuple[Bits, int]]) -> Iterator[Change]:
         self.finish()
-        for i, (_, digest) in replaced.items():
+        for i, (bits, digest) in replaced.items():
             if self._ledger is not None:
-                self._ledger.digests[i] = digest
+                self._ledger.replace(i, bits, digest)
         replaced = self._edited | dict(replaced)
         for i, one in enumerate(self._found):
             kept = replacement(one.spec, *replaced[i]) if i in replaced else without_undone(one)
@@ -84,18 +84,24 @@ class HostDelivered:
                     cpu.scatter(bits, one.indices, one.now)
 
     def _check(self, ledger: Ledger, tensors: list[Bits]) -> None:
-        """Send a tensor whole if it was edited before the step began: its digest is not the ledger's."""
-        digests = self._workers.stream(
-            lambda i: tensor_digest(tensors[i], self._workers), range(len(tensors)), self._size
-        )
-        found = np.array(list(digests), np.uint64)
-        wrong = np.flatnonzero(found != ledger.digests)
-        ledger.digests = found + self.gains()
-        for i in wrong.tolist():
+        """Send a tensor whole if it was edited before the step began: its checksum or digest is not the ledger's."""
+        every = range(len(tensors))
+        sums = self._workers.stream(lambda i: _checksum(tensors[i], self._workers), every, self._size)
+        checksums = np.array(list(sums), np.uint64)
+        known = ledger.checksums
+        suspects = every if known is None else np.flatnonzero(checksums != known).tolist()
+        digests = {i: tensor_digest(tensors[i], self._workers) for i in suspects}
+        wrong = [i for i, digest in digests.items() if digest != ledger.digests[i]]
+        for i in wrong:
+            ledger.digests[i] = digests[i]
+        ledger.digests = ledger.digests + self.gains()
+        moved = [cpu.checksum_change(one.indices, one.was, one.now) for one in self._found]
+        ledger.checksums = checksums + np.array(moved, np.uint64)
+        for i in wrong:
             one, bits = self._found[i], tensors[i].copy()
             cpu.scatter(bits, one.indices, one.now)
             self._edited[i] = bits, int(ledger.digests[i])
-        log_edits([self._found[i].spec.name for i in wrong.tolist()])
+        log_edits([self._found[i].spec.name for i in wrong])
 
     def _size(self, i: int) -> int:
         return self._found[i].spec.elements
@@ -237,6 +243,11 @@ def _give_back(rooms: list[list[torch.Tensor]], chunks: list[torch.Tensor]) -> N
     """Keep two: one for the copy in use, one for the copy that changes are ranked against."""
     if len(rooms) < 2:
         rooms.append(chunks)
+
+
+def _checksum(bits: Bits, workers: Workers) -> int:
+    parts = workers.map(lambda first: int(cpu.checksum(bits[first : first + SPAN], first)), range(0, bits.size, SPAN))
+    return sum(parts) % MODULUS
 
 
 def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
