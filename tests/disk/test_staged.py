@@ -11,10 +11,11 @@ from cases import DENSITIES, PACKED_DTYPES, VALUE_DTYPES, Bag, gaussian, moved, 
 
 import weightcast as wc
 from weightcast.disk.staged import Overlay, scatter_into, stage
-from weightcast.errors import SpaceError
+from weightcast.errors import SpaceError, UsageError
 from weightcast.format.patch import TensorPatch
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import BytesSource, FileSource
+from weightcast.format.table import Row
 
 
 def states(seed: int = 0) -> tuple[Bag, Bag]:
@@ -73,5 +74,15 @@ def test_patch_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path, monk
 
     monkeypatch.setattr("weightcast.disk.staged.require_space", full)
     with pytest.raises(SpaceError):
+        stage(reader, old, wc.fingerprint(old), tmp_path / "staged")
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensor_that_the_weights_do_not_have_is_refused_before_its_size_is_believed(tmp_path: Path) -> None:
+    """It would need more than the disk has: then the disk would be blamed, and not the patch."""
+    old, new = states()
+    reader = PatchReader(BytesSource(wc.encode(wc.diff(old, new), "gap")))
+    reader.rows += (Row(wc.TensorSpec("z", "F64", (1 << 20, 1 << 20)), 1 << 39, 7, ((0, 1),)),)
+    with pytest.raises(UsageError, match="the weights do not have"):
         stage(reader, old, wc.fingerprint(old), tmp_path / "staged")
     assert not list(tmp_path.iterdir())

@@ -62,6 +62,8 @@ def stage(
     ``out`` is durable when this returns, and does not exist if it raises.
     """
     start = start_of_patch(fingerprint, reader.header.base, {row.spec.name for row in reader.rows})
+    for row in reader.rows:  # before their sizes are believed: a full disk is not the object's fault
+        refuse_other_tensor(start.table, row.spec)
     with replacing(out) as file:
         staged = _StagedFile(file.fileno(), reader)
         require_space(out.parent, staged.nbytes)
