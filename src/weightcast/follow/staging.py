@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from weightcast.channel.chain import Chain
@@ -15,7 +16,7 @@ from weightcast.disk.durable import Report, discard, require_space, silent
 from weightcast.disk.staged import Overlay, stage
 from weightcast.errors import BaseError, ChannelError, FormatError, ResultError
 from weightcast.follow.fetch import BAD_OBJECT, Arrived, BadEdgeError, arrivals, name_of
-from weightcast.follow.replica import Replica, Staged, StagedAnchor, StagedPatch, position_of
+from weightcast.follow.replica import Replica, Staged, StagedAnchor, StagedPatch, opened_patches, position_of
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
 from weightcast.format.patchfile import PatchReader
@@ -66,6 +67,16 @@ def stage_route(
         return Staged(
             position_of(replica), goal.position, fingerprint, tuple(patches), anchor, nbytes=route_bytes(route)
         )
+
+
+@contextmanager
+def staged_weights(weights: Weights, staged: Staged) -> Iterator[Weights]:
+    """What applying ``staged`` to ``weights`` would give, read from its files; nothing is written."""
+    with opened_patches(patch.path for patch in staged.patches) as patches, ExitStack() as opened:
+        if staged.anchor is not None:
+            aliases = dict(weights.table.aliases)
+            weights = opened.enter_context(Checkpoint(staged.anchor.folder, aliases=aliases))
+        yield Overlay(weights, patches, fresh=staged.anchor is not None)
 
 
 def _anchor_fingerprint(arrived: Arrived, files: Checkpoint, table: TensorTable) -> Fingerprint:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from weightcast.channel.chain import Chain
 from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position, check_name, check_step, is_plain_file
@@ -23,13 +26,14 @@ from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
 from weightcast.disk.companions import is_companion
 from weightcast.disk.durable import Report, scratch, silent
 from weightcast.disk.staged import fingerprint_of
-from weightcast.errors import ChannelError, NoRouteError, ResultError, UnreachableError
+from weightcast.errors import ChannelError, NoRouteError, ResultError, UnreachableError, UsageError
+from weightcast.follow.staging import staged_weights
 from weightcast.follow.subscriber import Subscriber
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint, fingerprint
 from weightcast.format.scan import Detector, Shadowed, compare, resolve
 from weightcast.format.spec import TensorTable
-from weightcast.format.tensors import Copies, Weights, refuse_no_weights
+from weightcast.format.tensors import Bits, Copies, Weights, refuse_no_weights
 from weightcast.format.workers import ONE, Workers
 from weightcast.publish.pipeline import Resolved
 from weightcast.store import open_store
@@ -207,24 +211,56 @@ def take_up(
     now = fingerprint(weights, workers)
     if head.position.digest == now.digest:
         return head, now, None
-    # A model takes gigabytes: the detector's own copy, if it has one, becomes the head's weights.
-    old = shadow or Copies.of(weights)
+    version = head.position.version
     try:
-        with Subscriber(chain.store, old, Pinned(head.position.version)) as subscriber:
-            staged = subscriber.poll()
-            if staged is not None:
-                subscriber.apply(staged)
+        if shadow is not None:  # the detector's own copy becomes the head's weights: its next scan finds the rest
+            return head, _brought(shadow, chain, version), None
+        with version_beside(weights, chain, version) as (old, start):
+            found = resolve(start, compare(old, weights, ranked, workers))
     except NoRouteError as error:
         if isinstance(error.reason, UnreachableError):  # it may be reachable in a minute
             raise
         with _whole(weights) as (saved, content):
-            return commit_anchor(chain, head.position.version + 1, saved, content, writer), now, None
-    start = staged.fingerprint if staged else fingerprint(old, workers)
-    if shadow is not None:
-        return head, start, None
-    found = resolve(start, compare(old, weights, ranked, workers))
+            return commit_anchor(chain, version + 1, saved, content, writer), now, None
     if found.reached.digest != now.digest:
         hint = "Open the publisher while nothing trains."
         problem = "the weights changed while the publisher opened"
         raise ResultError(problem, expected=now.digest, found=found.reached.digest, hint=hint)
     return head, now, Resolved(found.patch, found.prepared)
+
+
+def _brought(shadow: Copies, chain: Chain, version: int) -> Fingerprint:
+    """Bring a copy of some weights to a version; returns its fingerprint."""
+    with Subscriber(chain.store, shadow, Pinned(version)) as subscriber:
+        staged = subscriber.poll()
+        assert staged is not None  # its digest is another
+        subscriber.apply(staged)
+    return staged.fingerprint
+
+
+@contextmanager
+def version_beside(weights: Weights, chain: Chain, version: int) -> Iterator[tuple[Weights, Fingerprint]]:
+    """A version's weights and fingerprint, for as long as the block lasts, staged beside other ``weights``.
+
+    A model takes gigabytes of memory, so it is not copied: what differs is on disk, and read tensor by tensor.
+    """
+    with Subscriber(chain.store, _Unwritten(weights), Pinned(version)) as subscriber:
+        staged = subscriber.poll()
+        if staged is None:
+            yield weights, fingerprint(weights)
+            return
+        with staged_weights(weights, staged) as reached:
+            yield reached, staged.fingerprint
+
+
+class _Unwritten:
+    """Weights that a route is staged for, and which nothing is written to."""
+
+    def __init__(self, weights: Weights):
+        self.table, self.read = weights.table, weights.read
+
+    def overwrite(self, name: str, indices: npt.NDArray[np.int64], new: Bits) -> None:
+        raise UsageError("these weights are only read", tensor=name)
+
+    def write(self, name: str, bits: Bits) -> None:
+        raise UsageError("these weights are only read", tensor=name)

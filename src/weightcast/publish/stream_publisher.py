@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,16 +16,14 @@ import numpy as np
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position, check_label, check_name, check_step
-from weightcast.channel.policy import Pinned
 from weightcast.errors import UsageError
-from weightcast.follow.subscriber import Subscriber
 from weightcast.format.codec import CodecName, check_codec
 from weightcast.format.scan import Detect, WireDtype, check_detect, check_wire_dtype
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Copies, Weights
 from weightcast.format.workers import Workers
 from weightcast.publish.committer import Committer
-from weightcast.publish.open import channel_in
+from weightcast.publish.open import channel_in, version_beside
 from weightcast.publish.receipt import Receipt
 from weightcast.store import open_store
 from weightcast.store.base import Store
@@ -126,9 +124,9 @@ class StreamPublisher:
         table = begun.channel.table if begun is not None else None
         streamed = Streamed(stream, table, self._dtype, self._detect, codec=codec, workers=workers)
         if begun is not None and (missing := streamed.missing):
-            held = _held(begun, streamed.table, missing)
-            tied = _tied(held, missing)
-            streamed.fill({name: held.read(name) for name in missing if name not in tied}, tied)
+            with _held(begun, streamed.table, missing) as held:
+                tied = _tied(held, missing)
+                streamed.fill({name: held.read(name) for name in missing if name not in tied}, tied)
             for name, other in tied.items():
                 _log.warning("%s is a copy of %s, and stays one: the stream has only that", name, other)
             if frozen := len(missing) - len(tied):
@@ -182,17 +180,17 @@ class _Sender(Committer):
         return self._add(partial(streamed.scan, stream), step, label, undoes=True)
 
 
-def _held(begun: Chain, table: TensorTable, missing: Collection[str]) -> Weights:
+@contextmanager
+def _held(begun: Chain, table: TensorTable, missing: Collection[str]) -> Iterator[Weights]:
     """The weights of a channel's head, for what is missing; `UsageError` if it has none yet."""
     head = begun.head()
     if head is None:
         problem = "the channel has more tensors than the trainer sends, and no version yet"
         hint = "Complete it: run `weightcast init` with the checkpoint again."
         raise UsageError(problem, tensor=next(iter(missing)), hint=hint)
-    held = Copies(table, {spec.name: np.zeros(spec.elements, spec.kind.word) for spec in table})
-    with Subscriber(begun.store, held, Pinned(head.position.version)) as subscriber:
-        subscriber.sync()
-    return held
+    nothing = Copies(table, {spec.name: np.zeros(spec.elements, spec.kind.word) for spec in table})
+    with version_beside(nothing, begun, head.position.version) as (held, _):
+        yield held
 
 
 def _tied(held: Weights, missing: Collection[str]) -> dict[str, str]:
