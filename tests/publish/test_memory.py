@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_store import ScriptedStore
 
 import weightcast as wc
 
@@ -66,3 +67,23 @@ def test_model_is_copied_once_when_a_publisher_opens(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     assert copies_to_open(tmp_path / "channel", model, optimizer=optimizer) < MOST
     assert wc.fingerprint(followed(tmp_path / "channel")) == wc.fingerprint(wc.Arrays(mine))
+
+
+def test_updates_that_wait_hold_no_copies_of_the_model(tmp_path: Path) -> None:
+    """While one update is sent and another waits, the publisher holds its own copy, and what changed."""
+    arrays = values()
+    store = ScriptedStore()
+    with wc.Publisher(store, wc.Arrays(arrays), threads=1) as publisher:
+        upload = store.hang("put", "deltas/")
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(4):
+                for array in arrays.values():
+                    array.view(np.uint32)[::100] += np.uint32(1)
+                publisher.publish()
+            held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+            upload.end()
+    assert held < 0.5 * MODEL

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,8 @@ from waiting import until
 
 import weightcast as wc
 from weightcast.errors import ConflictError, MissingError, StoreError, UnreachableError, UsageError
+from weightcast.format.scan import Change, Scan, Shadowed
+from weightcast.format.tensors import Weights
 from weightcast.store.base import Store
 from weightcast.store.file import FileStore
 
@@ -150,28 +151,26 @@ def test_failed_upload_is_sent_while_publishing_continues(store: Store) -> None:
             assert time.monotonic() < deadline
 
 
-class Unreadable(np.ndarray):
-    """Bits that no other thread than a test's own can read: whatever works on them in the background fails."""
+class LostScan:
+    """A scan whose changes do not arrive."""
 
-    @property
-    def ctypes(self) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            raise MemoryError
-        return super().ctypes
+    def changes(self) -> Iterator[Change]:
+        raise MemoryError("no room for changes")
 
 
-class UnreadableModel:
-    """A model whose scans succeed and cannot be resolved."""
+def lose_scan(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Lose the changes of one scan, counted from 1."""
+    scan, calls = Shadowed.scan, count(1)
 
-    def __init__(self, model: wc.Arrays):
-        self._model = model
-        self.table = model.table
+    def scanned(self: Shadowed, weights: Weights | None = None) -> Scan:
+        found = scan(self, weights)
+        return LostScan() if next(calls) == number else found
 
-    def read(self, name: str) -> np.ndarray:
-        return self._model.read(name).view(Unreadable)
+    monkeypatch.setattr(Shadowed, "scan", scanned)
 
 
-def test_failure_in_the_background_reaches_every_receipt(store: Store) -> None:
+def test_failure_in_the_background_reaches_every_receipt(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_scan(monkeypatch, 3)
     model = small_model()
     wc.init(store, model)
     failing = ScriptedStore(store)
@@ -182,9 +181,9 @@ def test_failure_in_the_background_reaches_every_receipt(store: Store) -> None:
     with pytest.raises(UnreachableError):
         publisher.flush()
     train(model, 2)
-    second = publisher.publish(weights=UnreadableModel(wc.Arrays.copy_of(model)))
+    second = publisher.publish()
     train(model, 3)
-    third = publisher.publish()  # its old bits are those that cannot be read
+    third = publisher.publish()
     for receipt in (first, second, third):
         with pytest.raises(MemoryError):
             receipt.result(30)
@@ -193,7 +192,10 @@ def test_failure_in_the_background_reaches_every_receipt(store: Store) -> None:
     publisher.close()
 
 
-def test_upload_that_fails_after_the_publisher_ended_resolves_every_receipt(store: Store) -> None:
+def test_upload_that_fails_after_the_publisher_ended_resolves_every_receipt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_scan(monkeypatch, 3)
     model = small_model()
     wc.init(store, model)
     failing = ScriptedStore(store)
@@ -203,9 +205,9 @@ def test_upload_that_fails_after_the_publisher_ended_resolves_every_receipt(stor
     first = publisher.publish()
     assert held.reached.wait(30)
     train(model, 2)
-    publisher.publish(weights=UnreadableModel(wc.Arrays.copy_of(model)))
+    publisher.publish()
     train(model, 3)
-    last = publisher.publish()  # its old bits are those that cannot be read
+    last = publisher.publish()
     with pytest.raises(MemoryError):
         last.result(30)
     assert not first.done()
@@ -213,3 +215,29 @@ def test_upload_that_fails_after_the_publisher_ended_resolves_every_receipt(stor
     with pytest.raises(MemoryError):
         first.result(30)
     publisher.close()
+
+
+def test_scan_that_fails_half_way_records_nothing(store: Store) -> None:
+    """Other weights that cannot be read to their end leave what the next scan compares with as it was."""
+    arrays = {name: np.zeros(1 << 22, np.uint8) for name in "abc"}  # each a batch of its own
+    model, other = wc.Arrays(arrays), wc.Arrays({name: array + 1 for name, array in arrays.items()})
+    with wc.Publisher(store, model, threads=1) as publisher:
+        with pytest.raises(OSError, match="gone"):
+            publisher.publish(weights=Torn(other, "c"))
+        assert publisher.publish().result(30).position.version == 0
+        assert publisher.publish(weights=other).result(30).changed == 3 << 22
+    there = blank(model)
+    pull(store, there)
+    assert same_bits(there, other)
+
+
+class Torn:
+    """Weights of which one tensor cannot be read."""
+
+    def __init__(self, weights: wc.Arrays, lost: str):
+        self.table, self._weights, self._lost = weights.table, weights, lost
+
+    def read(self, name: str) -> np.ndarray:
+        if name == self._lost:
+            raise OSError("the file is gone")
+        return self._weights.read(name)

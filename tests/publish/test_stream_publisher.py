@@ -410,6 +410,4 @@ def test_copy_on_the_gpu_that_was_overwritten_is_noticed() -> None:
 
 
 def _words_on_the_gpu() -> list[Any]:
-    return [
-        one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == torch.int16
-    ]
+    return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_cuda and one.dtype == torch.int16]

@@ -118,14 +118,14 @@ def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
 
 
 def compare(old: Weights, new: Weights, ranked: bool, workers: Workers) -> Scan:
-    """The changes from ``old`` to ``new``, as a scan. Nothing is copied: keep ``old`` as it is until `resolve`."""
+    """The changes from ``old`` to ``new``, as a scan. Nothing is copied but what changed."""
     refuse_other_table(old.table, new.table)
-    found: list[TensorPatch] = []
+    found: list[Change] = []
     for specs in workers.batches(old.table, elements_of):
         names = [spec.name for spec in specs]
         olds, news = read_all(old, names, workers), read_all(new, names, workers)
-        found += [tensor for tensor in diff_tensors(specs, olds, news, [0] * len(specs), workers) if tensor.changed]
-    return _Compared(found, old if ranked else None, workers)
+        found += _changes(specs, olds, news, ranked, workers)
+    return _Compared(found)
 
 
 class Shadowed:
@@ -135,42 +135,49 @@ class Shadowed:
         self.weights = weights
         self._ranked, self._workers = ranked, workers
         self.shadow = Copies.of(weights)
-        """What the next scan compares with."""
+        """What the next scan compares with. Each scan updates it in place, so that there is never a second copy."""
 
     def scan(self, weights: Weights | None = None) -> Scan:
-        """Find what changed; ``weights`` replace the detector's own for this scan."""
-        source, base = self.weights if weights is None else weights, self.shadow
-        refuse_other_table(base.table, source.table)
-        found: list[TensorPatch] = []
-        changed: dict[str, Bits] = {}
-        for specs in self._workers.batches(base.table, elements_of):
-            # Read once: training may continue during the scan.
-            nows = self._workers.map(lambda spec: source.read(spec.name).copy(), specs)
-            olds = [base.read(spec.name) for spec in specs]
-            for tensor, now in zip(diff_tensors(specs, olds, nows, [0] * len(specs), self._workers), nows, strict=True):
-                if tensor.changed:
-                    found.append(tensor)
-                    changed[tensor.spec.name] = now
-        self.shadow = base.with_tensors(changed)
-        return _Compared(found, base if self._ranked else None, self._workers)
+        """Find what changed; ``weights`` replace the detector's own for this scan. Nothing is recorded if it raises."""
+        source, shadow = self.weights if weights is None else weights, self.shadow
+        refuse_other_table(shadow.table, source.table)
+        found: list[Change] = []
+        try:
+            for specs in self._workers.batches(shadow.table, elements_of):
+                # Read once: training may continue during the scan.
+                nows = self._workers.map(lambda spec: source.read(spec.name).copy(), specs)
+                olds = [shadow.read(spec.name) for spec in specs]
+                changes = _changes(specs, olds, nows, self._ranked, self._workers)
+                found += changes
+                for change in changes:
+                    shadow.overwrite(change.spec.name, change.indices, change.now)
+        except BaseException:
+            for change in found:
+                assert change.was is not None
+                shadow.overwrite(change.spec.name, change.indices, change.was)
+            raise
+        return _Compared(found)
 
     def close(self) -> None:
         """Nothing to release but memory."""
 
 
+def _changes(
+    specs: Sequence[TensorSpec], olds: Sequence[Bits], nows: Sequence[Bits], is_ranked: bool, workers: Workers
+) -> list[Change]:
+    """What changed in some tensors, ranked in the old ones if a codec needs that."""
+    found = zip(diff_tensors(specs, olds, nows, [0] * len(specs), workers), olds, strict=True)
+    changed = [(one, old) for one, old in found if one.changed]
+    changes = [Change(one.spec, one.indices, one.old, one.new, one.digest) for one, _ in changed]
+    return ranked(changes, [old for _, old in changed], workers) if is_ranked else changes
+
+
 @dataclass
 class _Compared:
-    """Implements `Scan`; ranks are computed when the changes are read."""
+    """Implements `Scan`: nothing is in transit."""
 
-    found: list[TensorPatch]
-    base: Weights | None
-    workers: Workers
+    found: list[Change]
 
     def changes(self) -> Iterator[Change]:
-        for tensors in self.workers.batches(self.found, lambda tensor: tensor.spec.elements):
-            changes = [Change(one.spec, one.indices, one.old, one.new, one.digest) for one in tensors]
-            if self.base is not None:
-                olds = read_all(self.base, [change.spec.name for change in changes], self.workers)
-                changes = ranked(changes, olds, self.workers)
-            yield from changes
-        self.found, self.base = [], None
+        found, self.found = self.found, []
+        yield from found

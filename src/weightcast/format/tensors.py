@@ -144,10 +144,6 @@ class Copies(_InMemory):
     def of(cls, weights: Weights) -> Copies:
         return cls(weights.table, {spec.name: weights.read(spec.name).copy() for spec in weights.table})
 
-    def with_tensors(self, changed: Mapping[str, Bits]) -> Copies:
-        """The same weights with some tensors replaced; the others are shared, not copied."""
-        return Copies(self.table, self._bits | dict(changed))
-
 
 class Arrays(_InMemory):
     """Weights in memory, by name. The arrays are used in place: applying a patch writes into them.
