@@ -12,8 +12,9 @@ from simple_reader import mix
 import weightcast as wc
 from weightcast.engine.box_digests import BoxDigest, combine
 from weightcast.engine.casts import ROUNDED, WIDENED, can_cast, cast, cast_back
-from weightcast.engine.layout import Box, Layout, Part, Range
+from weightcast.engine.layout import Layout, Part
 from weightcast.errors import UsageError
+from weightcast.format.boxes import Box, Range
 from weightcast.format.digest import MODULUS, tensor_digest
 from weightcast.format.kernels import places
 from weightcast.format.spec import TensorSpec, TensorTable

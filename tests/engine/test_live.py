@@ -18,11 +18,12 @@ from sharded_engine import SHAPES, Engine, live_worker, memory, model_of, staged
 import weightcast as wc  # noqa: E402
 from weightcast.disk.staged import stage  # noqa: E402
 from weightcast.engine.box_digests import combine  # noqa: E402
-from weightcast.engine.layout import Box, Layout, Part, Range  # noqa: E402
+from weightcast.engine.layout import Layout, Part  # noqa: E402
 from weightcast.engine.learn import learn  # noqa: E402
 from weightcast.engine.live import LiveParameters  # noqa: E402
 from weightcast.engine.prepared import Prepared  # noqa: E402
 from weightcast.errors import FormatError, UsageError  # noqa: E402
+from weightcast.format.boxes import Box, Range  # noqa: E402
 from weightcast.format.patchfile import PatchReader  # noqa: E402
 from weightcast.format.safetensors import FileSource  # noqa: E402
 from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402

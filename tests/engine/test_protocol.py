@@ -21,7 +21,6 @@ from weightcast.channel.keys import Position  # noqa: E402
 from weightcast.channel.records import Channel  # noqa: E402
 from weightcast.engine.box_digests import BoxDigest  # noqa: E402
 from weightcast.engine.client import read_answers  # noqa: E402
-from weightcast.engine.layout import Box, Range  # noqa: E402
 from weightcast.engine.messages import (  # noqa: E402
     ANSWERS,
     REQUESTS,
@@ -53,6 +52,7 @@ from weightcast.engine.protocol import (  # noqa: E402
 from weightcast.engine.state import read_state  # noqa: E402
 from weightcast.engine.worker import EngineWorker  # noqa: E402
 from weightcast.errors import EngineError, FormatError  # noqa: E402
+from weightcast.format.boxes import Box, Range  # noqa: E402
 from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
 # -- round trips -------------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from weightcast.engine.layout import Box
 from weightcast.errors import UsageError
+from weightcast.format.boxes import Box
 from weightcast.format.digest import MODULUS, Fingerprint
 from weightcast.format.spec import TensorSpec, TensorTable
 

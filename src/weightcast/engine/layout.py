@@ -6,7 +6,6 @@ A layout is a table of *parts*: a box of a checkpoint tensor, and the elements o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,53 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weightcast.format.boxes import Box, natural_strides
 from weightcast.format.kernels import places
 from weightcast.format.spec import TensorTable
-
-
-@dataclass(frozen=True)
-class Range:
-    """Evenly spaced coordinates along one dimension."""
-
-    start: int
-    count: int
-    step: int = 1
-
-    @property
-    def last(self) -> int:
-        return self.start + (self.count - 1) * self.step
-
-    def fits(self, size: int) -> bool:
-        return self.start >= 0 and self.count >= 0 and self.step >= 1 and self.last < size
-
-    def meets(self, other: Range) -> bool:
-        """Whether some coordinate is in both."""
-        first, last = max(self.start, other.start), min(self.last, other.last)
-        apart, common = other.start - self.start, math.gcd(self.step, other.step)
-        if first > last or apart % common:
-            return False
-        theirs = other.step // common
-        shared = self.start + self.step * (apart // common * pow(self.step // common, -1, theirs) % theirs)
-        return first + (shared - first) % (self.step * theirs) <= last
-
-
-@dataclass(frozen=True)
-class Box:
-    """Some elements of a tensor: one range along each dimension."""
-
-    ranges: tuple[Range, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(one.count for one in self.ranges)
-
-    def fits(self, shape: Sequence[int]) -> bool:
-        """Whether it is inside a tensor of that shape."""
-        return len(self.ranges) == len(shape) and all(map(Range.fits, self.ranges, shape))
-
-    def meets(self, other: Box) -> bool:
-        """Whether some element is in both."""
-        return all(a.meets(b) for a, b in zip(self.ranges, other.ranges, strict=True))
 
 
 @dataclass(frozen=True)
@@ -176,11 +131,3 @@ class Layout:
             for part in parts:
                 found.setdefault(part.parameter, []).append(part)
         return {name: tuple(parts) for name, parts in found.items()}
-
-
-def natural_strides(shape: Sequence[int]) -> list[int]:
-    """The strides of a contiguous tensor."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return strides

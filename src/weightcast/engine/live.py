@@ -15,10 +15,11 @@ import torch
 
 from weightcast.engine.box_digests import BoxDigest
 from weightcast.engine.casts import ROUNDED, cast, cast_back
-from weightcast.engine.layout import Box, Layout, Part
+from weightcast.engine.layout import Layout, Part
 from weightcast.engine.part_digests import digest_part
 from weightcast.engine.prepared import Places, Prepared, Scatter, unsigned, words_of
 from weightcast.errors import UsageError
+from weightcast.format.boxes import Box
 from weightcast.format.codec import Coded, plain
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import cpu, places

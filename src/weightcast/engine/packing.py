@@ -13,7 +13,8 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from weightcast.engine.layout import Box, Layout, Part, Range
+from weightcast.engine.layout import Layout, Part
+from weightcast.format.boxes import Box, Range
 
 _GROUPS = (1, 2, 4, 8, 16, 32, 64)
 _MOST = 128

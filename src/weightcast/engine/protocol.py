@@ -20,9 +20,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Channel, channel_from_json, channel_to_json, position_from_json, position_json
 from weightcast.engine.box_digests import BoxDigest
-from weightcast.engine.layout import Box, Range
 from weightcast.engine.messages import ANSWERS, REQUESTS, Reason, Request
 from weightcast.errors import FormatError, VersionError
+from weightcast.format.boxes import Box, Range
 from weightcast.format.json import parse_json
 
 PROTOCOL = 1

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from weightcast.engine.layout import Box, Loop, Part, Range, natural_strides
+from weightcast.engine.layout import Loop, Part
+from weightcast.format.boxes import Box, Range, natural_strides
 
 
 @dataclass(frozen=True)
