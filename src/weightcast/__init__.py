@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from weightcast.format.codec import CodecName
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
+    from weightcast.format.joined import decode
     from weightcast.format.kernels.ready import warm_up
     from weightcast.format.patch import ModelSize, Patch, TensorPatch, advance, compose
-    from weightcast.format.patchfile import decode, encode
+    from weightcast.format.patchfile import encode
     from weightcast.format.scan import Detect
     from weightcast.format.spec import Dtype, TensorSpec, TensorTable
     from weightcast.format.tensors import Arrays, Target, Weights, round_to
@@ -127,9 +128,10 @@ _HOMES = {
     "format.codec": "CodecName",
     "format.diff": "anchor diff",
     "format.digest": "Fingerprint box_digest fingerprint",
+    "format.joined": "decode",
     "format.kernels.ready": "warm_up",
     "format.patch": "ModelSize Patch TensorPatch advance compose",
-    "format.patchfile": "decode encode",
+    "format.patchfile": "encode",
     "format.scan": "Detect",
     "format.spec": "Dtype TensorSpec TensorTable",
     "format.tensors": "Arrays Target Weights round_to",

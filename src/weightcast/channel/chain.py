@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -92,10 +92,13 @@ class Chain(ChainReader):
                 raise _conflict(store, lost)
         return cls(store, channel)
 
-    def put_delta(self, position: Position, data: Data) -> ObjectRef:
-        """Upload the patch of the next version; readers do not see it before the commit."""
+    def put_delta(self, position: Position, data: Data, folder: str | None = None) -> ObjectRef:
+        """Upload the patch of the next version, or one object of it; readers do not see it before the commit.
+
+        Several objects of one version have a ``folder`` in common, named by 16 hexadecimal digits.
+        """
         sha256, size = summary(data)
-        ref = ObjectRef(delta_key(position, sha256), size, sha256)
+        ref = ObjectRef(delta_key(position, sha256, folder), size, sha256)
         self.store.put(ref.key, data)
         return ref
 
@@ -176,7 +179,7 @@ class Chain(ChainReader):
         self,
         position: Position,
         base: Position | None,
-        ref: ObjectRef,
+        objects: ObjectRef | Sequence[ObjectRef],
         codec: str | None,
         changed: int,
         step: int | None,
@@ -187,7 +190,8 @@ class Chain(ChainReader):
         check_name(writer, "writer")
         step = check_step(step)
         now = round(time.time(), 3)
-        return Manifest(self.channel.id, position, base, ref, codec, changed, step, now, writer, check_label(label))
+        refs = (objects,) if isinstance(objects, ObjectRef) else tuple(objects)
+        return Manifest(self.channel.id, position, base, refs, codec, changed, step, now, writer, check_label(label))
 
     def commit(self, manifest: Manifest) -> None:
         """Make a version visible to all readers at once; `ConflictError` if another writer was first.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import groupby
 from typing import Self, TypeVar
 
 from weightcast.channel.edge import Edge, edge_from_key, edge_of, leads_to_commit
@@ -20,6 +21,7 @@ from weightcast.channel.keys import (
     manifest_key,
     parent,
     read_anchor_key,
+    read_delta_key,
     read_manifest_key,
 )
 from weightcast.channel.records import (
@@ -201,12 +203,23 @@ class ChainReader:
                 yield Edge("reference", None, at.version, self.channel.table.nbytes, folder, at.digest), files
 
     def delta_edges(self, first: int, goal: int) -> Iterator[Edge]:
-        for listed in self.store.list(DELTAS, f"{DELTAS}{first:012d}~"):
-            edge = edge_from_key(listed.key, listed.size)
-            if edge and edge.result > goal:
+        for edge, _ in self.deltas(f"{DELTAS}{first:012d}~"):
+            if edge.result > goal:
                 return
-            if edge:
-                yield edge
+            yield edge
+
+    def deltas(self, start_after: str = "") -> Iterator[tuple[Edge, list[Listed]]]:
+        """Every delta with its objects, by one listing, in which those of one delta stand together."""
+
+        def key_of(listed: Listed) -> str | None:
+            place = read_delta_key(listed.key)
+            return place.delta if place else None
+
+        for _, objects in groupby(self.store.list(DELTAS, start_after), key_of):
+            together = list(objects)
+            edge = edge_from_key(together[0].key, sum(listed.size for listed in together))
+            if edge is not None:
+                yield edge, together
 
     def squash_edges(self, first: int) -> Iterator[Edge]:
         for listed in self.store.list(SQUASHES, f"{SQUASHES}{first:012d}"):
@@ -218,7 +231,7 @@ class ChainReader:
         """The record of an anchor, by its key; `FormatError` if ``manifest`` commits the key with other bytes."""
         data = read_record(self.store, key)
         with about(file=f"{self.store.url}/{key}"):
-            if manifest is not None and manifest.object.key == key and summary(data)[0] != manifest.object.sha256:
+            if manifest is not None and manifest.key == key and summary(data)[0] != manifest.objects[0].sha256:
                 raise FormatError("this is not the record that was committed")
             anchor = load_record(Anchor, data)
             if anchor.channel != self.channel.id or not all(ref.key.startswith(parent(key)) for ref in anchor.files):

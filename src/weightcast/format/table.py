@@ -6,11 +6,13 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from functools import cached_property
+from itertools import accumulate, groupby, islice, pairwise
 
 import numpy as np
 
 from weightcast.errors import FormatError, UsageError, VersionError
+from weightcast.format.boxes import Box, Place, whole
 from weightcast.format.kernels.bands import BLOCK
 from weightcast.format.spec import DTYPES, MAX_ELEMENTS, TensorSpec
 
@@ -27,29 +29,52 @@ _DTYPE_NAMES = tuple(DTYPES)
 
 @dataclass(frozen=True)
 class Row:
-    """One changed tensor: how many elements changed, its digest afterwards, and its blocks as (ordinal, bytes)."""
+    """One changed tensor, or a box of one: how many elements changed there, and its blocks as (ordinal, bytes)."""
 
     spec: TensorSpec
     changed: int
     digest: int
+    """Of the whole tensor after the patch, and after all other objects of its version."""
     blocks: tuple[tuple[int, int], ...] = ()
+    box: Box | None = None
+    """None for all of the tensor."""
+
+    @cached_property
+    def place(self) -> Place:
+        return Place(self.spec, self.box or whole(self.spec.shape))
+
+    @property
+    def part(self) -> Row:
+        """The row as that of a tensor which is no more than the box: what codecs see."""
+        return self if self.box is None else Row(self.place.part, self.changed, self.digest, self.blocks)
+
+
+def order_of(place: Place) -> tuple[bytes, tuple[int, ...]]:
+    """What rows are sorted by."""
+    return place.spec.name.encode(), place.box.offset
 
 
 def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
     """The compressed table, and its size before compression."""
     names, before, total = bytearray(), b"", 0
-    for row in rows:
-        name = row.spec.name.encode()
-        if len(name) > MAX_NAME or len(row.spec.shape) > MAX_DIMENSIONS or math.prod(row.spec.shape) > MAX_ELEMENTS:
-            raise UsageError("the tensor's name or shape is over the format's limits", tensor=row.spec.name[:80])
+    tensors = [list(same) for _, same in groupby(rows, lambda row: row.spec.name)]
+    specs = [same[0].spec for same in tensors]
+    boxes = [row.box for row in rows if row.box is not None]
+    for spec in specs:
+        name = spec.name.encode()
+        if len(name) > MAX_NAME or len(spec.shape) > MAX_DIMENSIONS or math.prod(spec.shape) > MAX_ELEMENTS:
+            raise UsageError("the tensor's name or shape is over the format's limits", tensor=spec.name[:80])
         total += len(name)
         shared = _shared_prefix(before, name)
         names += _varints([shared, len(name) - shared]) + name[shared:]
         before = name
     numbers = _columns(
-        [_DTYPE_CODES[row.spec.dtype] for row in rows]
-        + [len(row.spec.shape) for row in rows]
-        + [size for row in rows for size in row.spec.shape]
+        [_DTYPE_CODES[spec.dtype] for spec in specs]
+        + [len(spec.shape) for spec in specs]
+        + [size for spec in specs for size in spec.shape]
+        + [sum(row.box is not None for row in same) for same in tensors]
+        + [start for box in boxes for start in box.offset]
+        + [size for box in boxes for size in box.shape]
         + [row.changed for row in rows]
         + [len(row.blocks) for row in rows]
         + [b - a - 1 for row in rows for a, b in pairwise([-1, *(ordinal for ordinal, _ in row.blocks)])]
@@ -62,44 +87,78 @@ def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
 
 
 def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: int | None) -> tuple[Row, ...]:
-    """Read a table of ``size`` bytes with one row per digest; `FormatError` if anything in it is inconsistent.
+    """Read a table of ``size`` bytes with one tensor per digest; `FormatError` if anything in it is inconsistent.
 
     ``block_bytes`` is the size of all blocks together, or None for a codec without blocks.
     """
     if not 0 <= size <= MAX_TABLE:
         raise FormatError(f"the table says it has {size} bytes, over the limit of {MAX_TABLE}")
-    rows = len(digests)
-    if rows > MAX_ROWS:
-        raise FormatError(f"the table says it has {rows} rows, over the limit of {MAX_ROWS}")
+    tensors = len(digests)
+    if tensors > MAX_ROWS:
+        raise FormatError(f"the table says it has {tensors} tensors, over the limit of {MAX_ROWS}")
     table = _inflate(packed, size)
-    names, at = _names(table, rows)
-    numbers = _numbers(table[at:], rows * (4 + MAX_DIMENSIONS) + 2 * (block_bytes or 0))
-    dtypes = [_dtype_name(code) for code in _take(numbers, rows)]
-    ranks = _take(numbers, rows)
+    names, at = _names(table, tensors)
+    numbers = _numbers(table[at:], size)
+    dtypes = [_dtype_name(code) for code in _take(numbers, tensors)]
+    ranks = _take(numbers, tensors)
     if any(rank > MAX_DIMENSIONS for rank in ranks):
         raise FormatError("a shape has too many dimensions")
     shapes = [tuple(_take(numbers, rank)) for rank in ranks]
-    changed = _take(numbers, rows)
-    block_counts = _take(numbers, rows)
+    specs = [_spec(*one) for one in zip(names, dtypes, shapes, strict=True)]
+    parts = _parts(numbers, specs)
+    changed = _take(numbers, len(parts))
+    block_counts = _take(numbers, len(parts))
     skips = [_take(numbers, count) for count in block_counts]
     lengths = [_take(numbers, count) for count in block_counts]
     if next(numbers, None) is not None:
         raise FormatError("the table continues after its last row")
     found = []
-    for i, name in enumerate(names):
+    for i, (tensor, box) in enumerate(parts):
         ordinals = accumulate(skips[i], lambda before, skipped: before + 1 + skipped)
         blocks = tuple(zip(ordinals, lengths[i], strict=True))
-        found.append(Row(_spec(name, dtypes[i], shapes[i]), changed[i], digests[i], blocks))
+        found.append(Row(specs[tensor], changed[i], digests[tensor], blocks, box))
         _check_row(found[-1], block_bytes is not None)
+    for name, same in groupby(found, lambda row: row.spec.name):
+        refuse_other_boxes(name, list(same))
     return tuple(found)
+
+
+def _parts(numbers: Iterator[int], specs: Sequence[TensorSpec]) -> list[tuple[int, Box | None]]:
+    """For each row the index of its tensor, and its box; a tensor without boxes is one row."""
+    counts = _take(numbers, len(specs))
+    if sum(counts) > MAX_ROWS:
+        raise FormatError(f"the table says it has {sum(counts)} boxes, over the limit of {MAX_ROWS}")
+    cut = [i for i, count in enumerate(counts) for _ in range(count)]
+    offsets = [_take(numbers, len(specs[i].shape)) for i in cut]
+    sizes = [_take(numbers, len(specs[i].shape)) for i in cut]
+    boxes = [Box.of(*one) for one in zip(offsets, sizes, strict=True)]
+    whole = [(i, None) for i, count in enumerate(counts) if not count]
+    return sorted([*zip(cut, boxes, strict=True), *whole], key=lambda part: part[0])
 
 
 def _shared_prefix(a: bytes, b: bytes) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
+def refuse_other_boxes(name: str, rows: Sequence[Row]) -> None:
+    """`FormatError` unless these can be boxes of one tensor, none of whose elements is in two of them."""
+    first = rows[0]
+    if len(rows) < 2:
+        return
+    if any((row.spec, row.digest) != (first.spec, first.digest) for row in rows):
+        raise FormatError("two boxes of a tensor disagree about it", tensor=name)
+    if any(a.place.box.offset >= b.place.box.offset for a, b in pairwise(rows)):
+        raise FormatError("boxes of a tensor are unsorted or repeated", tensor=name)
+    if sum(row.place.box.elements for row in rows) > first.spec.elements:
+        raise FormatError("boxes of a tensor overlap", tensor=name)
+
+
 def _check_row(row: Row, blocks: bool) -> None:
-    elements = row.spec.elements
+    if row.box is not None:
+        whole_bytes = row.spec.kind.per_value >= 8
+        if not whole_bytes or not row.box.fits(row.spec.shape) or row.box.is_all_of(row.spec.shape):
+            raise FormatError("a box is not a part of its tensor", tensor=row.spec.name)
+    elements = row.place.box.elements if row.box is not None else row.spec.elements
     if not 0 < row.changed <= elements:
         raise FormatError(f"the table says {row.changed} of {elements} elements changed", tensor=row.spec.name)
     if bool(row.blocks) != blocks:

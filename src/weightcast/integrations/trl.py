@@ -223,7 +223,7 @@ class WeightcastTransfer:
         head = receipt.result()
         if before is not None and head.position == before.position:
             return _Sent(head.position)
-        return _Sent(head.position, head.changed, publisher.table.nbytes if head.base is None else head.object.size)
+        return _Sent(head.position, head.changed, publisher.table.nbytes if head.base is None else head.nbytes)
 
     def _committed(self, publisher: StreamPublisher, receipt: Receipt, deadline: float) -> _Sent:
         """Wait for the commit of these weights, until the deadline."""
@@ -231,7 +231,7 @@ class WeightcastTransfer:
             manifest = receipt.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
             if not receipt.is_new:  # the head had these weights
                 return _Sent(manifest.position)
-            return _Sent(manifest.position, manifest.changed, manifest.object.size)
+            return _Sent(manifest.position, manifest.changed, manifest.nbytes)
         except TimeoutError:
             if self.patience:
                 hint = "the upload is retried, together with the next version; training goes on"
