@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from weightcast.follow.replica import Staged
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
+    from weightcast.format.boxes import Box
     from weightcast.format.codec import CodecName
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
@@ -51,8 +52,10 @@ if TYPE_CHECKING:
     from weightcast.format.tensors import Arrays, Target, Weights, round_to
     from weightcast.format.workers import Workers
     from weightcast.publish.open import init
+    from weightcast.publish.peers import Peers
     from weightcast.publish.publisher import Publisher
     from weightcast.publish.receipt import Receipt
+    from weightcast.publish.shards import Shards
     from weightcast.publish.stream_publisher import StreamPublisher
     from weightcast.store import open_store
     from weightcast.store.backoff import Clock
@@ -64,6 +67,7 @@ __all__ = [
     "Applied",
     "Arrays",
     "AtLeast",
+    "Box",
     "Checkpoint",
     "Clock",
     "CodecName",
@@ -77,12 +81,14 @@ __all__ = [
     "Newest",
     "ObjectRef",
     "Patch",
+    "Peers",
     "Pinned",
     "Policy",
     "Position",
     "Publisher",
     "Receipt",
     "Reference",
+    "Shards",
     "Staged",
     "Store",
     "StreamPublisher",
@@ -125,6 +131,7 @@ _HOMES = {
     "follow.replica": "Staged",
     "follow.subscriber": "Subscriber",
     "follow.update": "Update",
+    "format.boxes": "Box",
     "format.codec": "CodecName",
     "format.diff": "anchor diff",
     "format.digest": "Fingerprint box_digest fingerprint",
@@ -137,8 +144,10 @@ _HOMES = {
     "format.tensors": "Arrays Target Weights round_to",
     "format.workers": "Workers",
     "publish.open": "init",
+    "publish.peers": "Peers",
     "publish.publisher": "Publisher",
     "publish.receipt": "Receipt",
+    "publish.shards": "Shards",
     "publish.stream_publisher": "StreamPublisher",
     "store": "open_store",
     "store.backoff": "Clock",

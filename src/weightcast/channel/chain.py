@@ -140,6 +140,20 @@ class Chain(ChainReader):
             self._put_record(folder, anchor)
         return record
 
+    def put_anchor_file(self, position: Position, mark: str, name: str, path: Path) -> ObjectRef:
+        """Upload one file of an anchor that several writers upload together; ``mark`` is what they agreed on."""
+        if not is_wanted(name) or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
+            raise UsageError(f"an anchor cannot hold a file called {name}", file=str(path))
+        sha256, size = summary(path)
+        ref = ObjectRef(anchor_folder(position, mark) + name, size, sha256)
+        self.store.put(ref.key, path)
+        return ref
+
+    def complete_anchor(self, position: Position, mark: str, files: Sequence[ObjectRef]) -> ObjectRef:
+        """Write the record of an anchor of boxes, whose files were uploaded one by one."""
+        anchor = Anchor(self.channel.id, position, tuple(sorted(files, key=lambda ref: ref.key)), boxes=True)
+        return self._put_record(anchor_folder(position, mark), anchor)
+
     def _resumable(self, folder: str) -> dict[str, int]:
         """Sizes of the files in an anchor's folder that need not be sent; older ones are sent again."""
         there = list(self.store.list(folder))

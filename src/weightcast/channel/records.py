@@ -116,6 +116,8 @@ class Anchor:
     position: Position
     files: tuple[ObjectRef, ...]
     reference: Reference | None = None
+    boxes: bool = False
+    """Whether the weights are patches of boxes, as ranks of a sharded training wrote them, not yet a checkpoint."""
 
     @property
     def nbytes(self) -> int:
@@ -304,6 +306,7 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
         "position": position_from_json,
         "files": _files,
         "reference": _optional(lambda value: Reference(*_reference(value))),
+        "boxes": _value("a kind of anchor", lambda value: type(value) is bool),
     },
     Heartbeat: {
         "replica": _text("a replica's name", 100),
@@ -352,6 +355,7 @@ def _check_anchor(anchor: Anchor) -> None:
             raise FormatError(f"a checkpoint folder may not hold a file called {place.name}", hint=hint)
     _expect(len({ref.key for ref in anchor.files}) == len(anchor.files), "a list of files")
     _expect((anchor.reference is None) == bool(anchor.files), "an anchor of neither files nor a reference")
+    _expect(not (anchor.boxes and anchor.reference), "an anchor of boxes elsewhere")
 
 
 def _is_at(place: AnchorFile, position: Position) -> bool:

@@ -15,9 +15,10 @@ from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef, Reference
 from weightcast.channel.reference import bring
 from weightcast.channel.route import Route, route_bytes
-from weightcast.disk.checkpoint import Checkpoint
+from weightcast.disk.assemble import assemble
+from weightcast.disk.checkpoint import SINGLE, Checkpoint
 from weightcast.disk.companions import WEIGHTS, remove_code_references
-from weightcast.disk.durable import Report, discard, require_space
+from weightcast.disk.durable import Report, discard, disk_errors, require_space
 from weightcast.errors import (
     AccessError,
     ChannelError,
@@ -199,7 +200,7 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     def one(name: str) -> dict[str, int]:
         """Fetch a file and digest its tensors, while other files are fetched."""
         _fetch_object(chain, names[name], folder / name, progress, durable=True)
-        return _digests(folder / name) if name.endswith(WEIGHTS) else {}
+        return _digests(folder / name) if name.endswith(WEIGHTS) and not anchor.boxes else {}
 
     digests: dict[str, int] = {}
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="weightcast-file") as pool:
@@ -211,6 +212,10 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
         if path.name not in names:
             discard(path)
     remove_code_references(folder)
+    if anchor.boxes:
+        with disk_errors(folder):
+            assemble([folder / name for name in names if name.endswith(WEIGHTS)], chain.channel.table, folder)
+        digests = _digests(folder / SINGLE)
     return Arrived(edge, folder, anchor.position, None, digests)
 
 

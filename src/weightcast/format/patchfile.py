@@ -69,8 +69,9 @@ class PatchWriter(Closing):
     def add(self, coded: Coded, place: Place | None = None) -> None:
         """Add the next changed tensor; with a ``place``, what was coded is that box of a tensor."""
         row = coded.row
-        if place is not None and not place.is_whole:
-            row = Row(place.spec, row.changed, row.digest, row.blocks, place.box)
+        if place is not None:
+            box = None if place.is_whole else place.box
+            row = Row(place.spec, row.changed, row.digest, row.blocks, box)
         self._rows.append(row)
         for name, data in coded.streams.items():
             if name == "blocks":
