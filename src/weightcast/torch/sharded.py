@@ -116,7 +116,8 @@ def _shares(
     holders = _Holders(everyone)
     shares: list[_Share] = []
     boxes: dict[int, Box] = {}
-    for one in sorted([*pieces, *made], key=lambda one: (-table[one.name].nbytes, one.name.encode())):
+    every: list[Piece | Made] = [*pieces, *made]
+    for one in sorted(every, key=lambda one: (-table[one.name].nbytes, one.name.encode())):
         sources = one.sources if isinstance(one, Made) else (one.source,)
         if isinstance(one, Made) and any(map(is_dtensor, sources)):
             hint = (
