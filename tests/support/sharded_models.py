@@ -46,7 +46,7 @@ def _process(rank: int, world: int, cases: Sequence[Case], folder: Path) -> None
         torch.manual_seed(0)
         try:
             case()
-        except Exception:
+        except BaseException:
             (folder / f"{case.__name__}-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
             os._exit(0)
         (folder / f"{case.__name__}-{rank}").write_text("")
@@ -139,7 +139,7 @@ class Checked:
             _same(change, changed[name], old[name], new[name])
 
     def follow(self, detect: str) -> None:
-        """What a detector finds leads from its last scan to the bits as they are now, whether or not it is the least."""
+        """What a detector finds leads from its last scan to the bits as they are now, be it the least or not."""
         known, live = self._known[detect], self.lives[detect]
         for change in self._detectors[detect].scan().changes():
             known[change.spec.name][change.indices] = change.now
