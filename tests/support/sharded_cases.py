@@ -46,9 +46,14 @@ def invent(model: nn.Module) -> Callable[[int], None]:
     """Gradients out of nothing, for models that could not compute as they are shared here."""
 
     def one(step: int) -> None:
-        torch.manual_seed(step)
+        random = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
+            gradient = torch.randn(parameter.shape, generator=random)
+            if isinstance(parameter, DTensor):
+                mesh = parameter.device_mesh
+                everywhere = DTensor.from_local(gradient, mesh, [Replicate()] * mesh.ndim, run_check=False)
+                gradient = everywhere.redistribute(placements=parameter.placements)
+            parameter.grad = gradient
 
     return one
 

@@ -46,7 +46,7 @@ def _process(rank: int, world: int, cases: Sequence[Case], folder: Path) -> None
         torch.manual_seed(0)
         try:
             case()
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             (folder / f"{case.__name__}-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
             os._exit(0)
         (folder / f"{case.__name__}-{rank}").write_text("")
