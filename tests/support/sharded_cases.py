@@ -13,6 +13,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 from training import Small, backward
 
 from weightcast.errors import UsageError
@@ -229,6 +230,20 @@ def refused(action: Callable[[], Any], problem: str) -> None:
     assert caught.value.hint
 
 
+def rank_with_nothing() -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(5, 3, bias=False))
+    checked = Checked(model, nn.Linear(5, 3, bias=False))
+    checked.train(2, descend(model))
+    assert gathered(len(checked.live.table)) == [1, 0]
+    checked.close()
+
+
+def rows_that_lie_apart_are_refused() -> None:
+    mesh = mesh_of(2)
+    rows = DTensor.from_local(torch.ones(4, 2), mesh, [_StridedShard(0, split_factor=2)], run_check=False)
+    refused(lambda: ShardedModel(nn.ParameterDict({"rows": rows})), "lie apart")
+
+
 def computed_tensors_are_refused() -> None:
     model = families.built("hrm_text")
     fully_shard(model)
@@ -266,11 +281,12 @@ def fsdp_over_tensor_parallel() -> None:
 
 
 def tensor_parallel_replicas() -> None:
-    """Each of two replicas has a mesh of its own, and only that."""
-    mesh = mesh_of(2, 2)
-    model, plain = (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2))
-    parallelize_module(model, mesh["inner"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    trained(model, plain, descend(model, 6), steps=2)
+    """Each of two replicas has a mesh of its own, and only that; or one that was flattened."""
+    mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("outer", "inner", "none"))
+    for part in (mesh["inner"], mesh["outer"], mesh["inner", "none"]._flatten()):
+        model, plain = (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2))
+        parallelize_module(model, part, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        trained(model, plain, descend(model, 6), steps=2)
 
 
 def experts_in_parallel() -> None:
@@ -337,6 +353,8 @@ TWO = [
     ddp,
     replaced_parameters_are_followed,
     edits_are_found,
+    rank_with_nothing,
+    rows_that_lie_apart_are_refused,
     computed_tensors_are_refused,
 ]
 FOUR = [

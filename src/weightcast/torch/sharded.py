@@ -110,7 +110,8 @@ def _shares(
     table: TensorTable, pieces: Sequence[Piece], made: Sequence[Made], ranks: Sequence[int] | None
 ) -> list[_Share]:
     """This rank's shares. The largest tensors are given away first: what follows evens out the ranks' bytes."""
-    rank, everyone = distributed.get_rank(), tuple(ranks or range(distributed.get_world_size()))
+    rank = distributed.get_rank()
+    everyone = tuple(range(distributed.get_world_size()) if ranks is None else ranks)
     if rank not in everyone:
         raise UsageError(f"rank {rank} is not one of those that publish", hint="Open the publisher on these only.")
     holders = _Holders(everyone)
@@ -184,7 +185,7 @@ class _Holders:
         key = (mesh, tuple(copied))
         if key in self._copies:
             return key, self._copies[key].groups
-        table, others = self._ranks_along(mesh)
+        table, others = self._ranks_along(name, mesh)
         rows = table.permute(*cut, *copied, *others).reshape(prod(table.shape[axis] for axis in cut), -1)
         groups = [tuple(rank for rank in row if rank in self._ranks) for row in rows.tolist()]
         if not all(groups):
@@ -192,20 +193,26 @@ class _Holders:
             raise UsageError("none of the ranks that publish holds a part of the tensor", tensor=name, hint=hint)
         return key, groups
 
-    def _ranks_along(self, mesh: Any) -> tuple[torch.Tensor, list[int]]:
+    def _ranks_along(self, name: str, mesh: Any) -> tuple[torch.Tensor, list[int]]:
         """The global ranks along a mesh, and more axes along which others have copies of the tensors on it.
 
         Of a mesh that is a slice of another, such as the one for tensor parallelism in each of several replicas, every
-        rank has the part that it is in. The others are in the mesh that it was cut from.
+        rank has the slice that it is in. The other slices are in the mesh that it was cut from.
         """
-        ranks: torch.Tensor = mesh.mesh
-        names, root = mesh.mesh_dim_names or (), _root_of(mesh)
-        of_root = root.mesh_dim_names or ()
-        if set(self._ranks) <= set(ranks.flatten().tolist()) or root == mesh or not set(names) <= set(of_root):
+        ranks, root = mesh.mesh, _root_of(mesh)
+        if set(self._ranks) <= set(ranks.flatten().tolist()) or root == mesh:
             return ranks, []
-        own = [of_root.index(name) for name in names]
+        at = torch.stack([(root.mesh == rank).nonzero()[0] for rank in ranks.flatten()])
+        own = [axis for axis in range(root.ndim) if at[:, axis].unique().numel() > 1]
         others = [axis for axis in range(root.ndim) if axis not in own]
-        return root.mesh.permute(*own, *others), list(range(mesh.ndim, root.ndim))
+        slices = root.mesh.permute(*own, *others).reshape(prod(root.mesh.shape[axis] for axis in own), -1)
+        if len(slices) != ranks.numel():
+            hint = "Publish from the ranks of one of its copies only."
+            raise UsageError("it cannot be told which ranks have copies of the tensor", tensor=name, hint=hint)
+        row = torch.zeros(len(at), dtype=torch.int64)
+        for axis in own:
+            row = row * root.mesh.shape[axis] + at[:, axis]
+        return slices[row].reshape(*ranks.shape, -1), [mesh.ndim]
 
 
 def _root_of(mesh: Any) -> Any:
