@@ -291,8 +291,11 @@ def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
     ignored = model._keys_to_ignore_on_save or ()
     dropped = set(ignored)
     for names in ties:
-        # Not all tensors at once: it would clone others in the same storage. Only which ones are the same matters.
-        tied = dict.fromkeys((name for name in names if name not in ignored), torch.empty(1))
+        # Not all tensors at once: it would clone others in the same storage. Of a DTensor a rank may hold nothing, but
+        # all that is looked at is that the memory is the same.
+        first = live[names[0]]
+        shared = torch.empty(1) if is_dtensor(first) else first.detach()
+        tied = dict.fromkeys((name for name in names if name not in ignored), shared)
         try:
             dropped |= tied.keys() - remove_tied_weights_from_state_dict(dict(tied), model).keys()
         except RuntimeError as error:
