@@ -21,18 +21,20 @@ from weightcast.torch.sharded import ShardedModel
 
 
 class Odd(nn.Module):
-    """Dimensions that no number of ranks divides, some smaller than it; no statistics."""
+    """Dimensions that no number of ranks divides, some smaller than it, also of tied weights; no statistics."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(5, 7)
         self.down = nn.Linear(7, 3)
         self.last = nn.Linear(3, 1)
+        self.twin = nn.Linear(3, 1)
+        self.twin.weight, self.twin.bias = self.last.weight, self.last.bias
         self.register_buffer("scale", torch.ones(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu(self.down(torch.relu(self.up(x))))
-        return self.last(hidden * self.scale.to(hidden.dtype))
+        return self.last(hidden * self.scale.to(hidden.dtype)) + self.twin(hidden)
 
 
 def descend(model: nn.Module, width: int = 5) -> Callable[[int], None]:
@@ -148,6 +150,7 @@ def fsdp_of_fused_experts() -> None:
         model = families.built("qwen3_moe", torch.float32)
         for layer in model.model.layers:
             fully_shard(layer, shard_placement_fn=experts_along(dimension))
+        fully_shard(model.model)
         fully_shard(model)
         trained(model, families.built("qwen3_moe", torch.float32), causal(model), steps=2)
         assert "model.layers.0.mlp.experts.3.gate_proj.weight" in ShardedModel(model).whole
@@ -192,10 +195,10 @@ def ddp() -> None:
 
 
 def replaced_parameters_are_followed() -> None:
-    model = Odd()
+    model = nn.Sequential(nn.Linear(5, 3))
     fully_shard(model)
-    checked = Checked(model, Odd())
-    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True)
+    checked = Checked(model, nn.Sequential(nn.Linear(5, 3)))
+    replace(model)
     for detect in checked.lives:
         checked.follow(detect)
     checked.compare()
@@ -205,20 +208,37 @@ def replaced_parameters_are_followed() -> None:
     checked.close()
 
 
+def untied_parameters_are_refused() -> None:
+    """By all ranks, also the one that holds nothing of them."""
+    model = Odd()
+    fully_shard(model)
+    checked = Checked(model, Odd())
+    replace(model)
+    for live in checked.lives.values():
+        refused(live.relocate, "the watched tensor was moved, converted or replaced")
+    checked.close()
+
+
+def replace(model: nn.Module) -> None:
+    model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True)
+
+
 def edits_are_found() -> None:
-    """Through the DTensor, through the local tensor, and past torch's counters."""
-    for edit in (
+    """Through the DTensor and through the local tensor at once; past torch's counters, with the next step."""
+    edits = [
         lambda weight: weight.mul_(2),
         lambda weight: weight.to_local().mul_(2),
         lambda weight: weight.to_local().data.mul_(2),
-    ):
+    ]
+    for edit in edits:
         model = Odd()
         fully_shard(model)
         checked = Checked(model, Odd())
         with torch.no_grad():
             edit(model.up.weight)
         checked.follow("device")
-        checked.step(lambda model=model: descend(model)(1))
+        if edit is edits[-1]:
+            checked.step(lambda model=model: descend(model)(1))
         checked.follow("transient")
         checked.compare()
         checked.close()
@@ -352,6 +372,7 @@ TWO = [
     fsdp_of_compiled_parts,
     ddp,
     replaced_parameters_are_followed,
+    untied_parameters_are_refused,
     edits_are_found,
     rank_with_nothing,
     rows_that_lie_apart_are_refused,

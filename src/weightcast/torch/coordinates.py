@@ -252,7 +252,7 @@ def _ties(live: Tensors) -> list[list[str]]:
         if device != last_device or start >= last_stop:
             groups.append([name])
             last_device, last_stop = device, start + memory_of(tensor).nbytes
-        elif _tied(live[groups[-1][0]], tensor):
+        elif same_memory(first := live[groups[-1][0]], tensor) and _alike(first, tensor):
             groups[-1].append(name)
         else:
             raise UsageError(
@@ -268,11 +268,9 @@ def _ties(live: Tensors) -> list[list[str]]:
     return [names for names in chain(groups, empty.values()) if len(names) > 1]
 
 
-def _tied(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors that share memory are the same; DTensors must be, so that all ranks find the same."""
-    if is_dtensor(a) or is_dtensor(b):
-        return a is b
-    return a.data_ptr() == b.data_ptr() and _alike(a, b)
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors begin at the same place; DTensors must be the same, so that all ranks find the same."""
+    return a is b if is_dtensor(a) or is_dtensor(b) else a.data_ptr() == b.data_ptr()
 
 
 # What transformers saves

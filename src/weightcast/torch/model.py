@@ -23,7 +23,7 @@ from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of, unsigned
-from weightcast.torch.coordinates import DTYPES, Coordinates, Made, coordinates_of, is_dtensor, memory_of
+from weightcast.torch.coordinates import DTYPES, Coordinates, Made, coordinates_of, is_dtensor, memory_of, same_memory
 from weightcast.torch.decoder import DecodingKernels, decode_in_place
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
@@ -93,7 +93,7 @@ class LiveModel:
         for name, home in self._homes.items():
             now, slot = [tensors.get(other) for other in home], self.slots.get(name)
             first = now[0]
-            tied = first is not None and all(one is not None and _address(one) == _address(first) for one in now)
+            tied = first is not None and all(one is not None and same_memory(one, first) for one in now)
             if first is None or not tied or _kind(first) != self._kinds[name]:
                 raise _gone(name)
             if slot is not None and slot.registered is not first:
@@ -228,10 +228,6 @@ def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
 def placements_of(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Where the parts of a DTensor are; None for other tensors."""
     return (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None  # type: ignore[attr-defined]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return memory_of(tensor).data_ptr()
 
 
 def _gone(name: str) -> UsageError:
