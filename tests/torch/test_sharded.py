@@ -57,6 +57,11 @@ def test_plain_models_are_not_sharded_and_no_process_group_is_needed() -> None:
     assert not is_sharded(torch.compile(Odd(), backend="eager"))
 
 
+def test_models_are_not_shared_without_a_process_group() -> None:
+    with pytest.raises(UsageError, match="no process group"):
+        ShardedModel(Odd())
+
+
 def test_sharded_and_copied_models_are_recognised(one_process: Any) -> None:
     assert is_sharded(nn.Sequential(nn.parallel.DistributedDataParallel(Odd())))
     model = Odd()

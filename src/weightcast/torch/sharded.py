@@ -110,6 +110,9 @@ def _shares(
     table: TensorTable, pieces: Sequence[Piece], made: Sequence[Made], ranks: Sequence[int] | None
 ) -> list[_Share]:
     """This rank's shares. The largest tensors are given away first: what follows evens out the ranks' bytes."""
+    if not distributed.is_initialized():
+        hint = "Call torch.distributed.init_process_group() first, and destroy it last."
+        raise UsageError("there is no process group to share the model in", hint=hint)
     rank = distributed.get_rank()
     everyone = tuple(range(distributed.get_world_size()) if ranks is None else ranks)
     if rank not in everyone:
