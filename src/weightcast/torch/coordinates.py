@@ -44,11 +44,11 @@ class Piece:
     source: torch.Tensor
     """The live parameter or buffer itself: the object that an optimizer has."""
     offset: int
-    """Elements into the source."""
+    """Elements into the source; of a DTensor, into the whole tensor."""
     shape: tuple[int, ...]
 
     def view(self) -> torch.Tensor:
-        """The tensor in the source's current memory; detached, contiguous, not copied."""
+        """The tensor in the source's current memory; detached, contiguous, not copied. Not for a DTensor."""
         return self.source.detach().view(-1).narrow(0, self.offset, prod(self.shape)).view(self.shape)
 
 
@@ -59,6 +59,7 @@ class Made:
     name: str
     sources: tuple[torch.Tensor, ...]
     shape: tuple[int, ...]
+    dtype: torch.dtype
     _conversion: _Conversion = field(repr=False)
 
     def tensor(self) -> torch.Tensor:
@@ -78,12 +79,16 @@ class Coordinates:
     """The model without its wrappers."""
 
 
-def coordinates_of(model: nn.Module) -> Coordinates:
-    """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved."""
+def coordinates_of(model: nn.Module, sharded: bool = False) -> Coordinates:
+    """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved.
+
+    With ``sharded``, sources may be DTensors: nothing but their names, shapes and dtypes is looked at, so that all
+    ranks find the same.
+    """
     model = unwrapped(model)
     _refuse_adapters_and_shards(model)
     bare = _bare(model)
-    live = _live_tensors(bare)
+    live = _live_tensors(bare, sharded)
     ties = _ties(live)
     if _is_pretrained(model):
         pieces, made = _converted(bare, _saved(bare, live, ties))
@@ -126,12 +131,18 @@ def _inside(module: nn.Module) -> nn.Module | None:
     return module._modules.get("_orig_mod")
 
 
+def _own_class(module: nn.Module) -> type[nn.Module]:
+    """The module's class before `fully_shard`, which replaces it by a subclass of `FSDPModule`."""
+    return next(cls for cls in type(module).__mro__ if all(base.__name__ != "FSDPModule" for base in cls.__mro__))
+
+
 def _bare(model: nn.Module) -> nn.Module:
     """The model with all wrappers inside it removed: the same tensors under their names without wrappers.
 
-    transformers looks modules up by name, so renaming the tensors would not be enough.
+    transformers looks modules up by name, and conversions by the names of classes and of the Python modules that
+    define them: renaming the tensors would not be enough.
     """
-    if all(_inside(module) is None for module in model.modules()):
+    if all(_inside(module) is None and _own_class(module) is type(module) for module in model.modules()):
         return model
     twins: dict[int, nn.Module] = {}
 
@@ -139,16 +150,16 @@ def _bare(model: nn.Module) -> nn.Module:
         module = unwrapped(module)
         if id(module) not in twins:
             children: dict[str, nn.Module | None] = {}
-            twins[id(module)] = _twin(module, _modules=children)
+            twins[id(module)] = _twin(module, _own_class(module), _modules=children)
             children.update((name, child if child is None else bare(child)) for name, child in module._modules.items())
         return twins[id(module)]
 
     return bare(model)
 
 
-def _twin(module: nn.Module, **changes: Any) -> nn.Module:
+def _twin(module: nn.Module, cls: type[nn.Module], **changes: Any) -> nn.Module:
     """Another module with the same attributes, tensors included, except for ``changes``."""
-    twin: nn.Module = object.__new__(type(module))
+    twin: nn.Module = object.__new__(cls)
     vars(twin).update(vars(module), **changes)
     return twin
 
@@ -165,35 +176,51 @@ def _refuse_adapters_and_shards(model: nn.Module) -> None:
         if vars(module).get("hf_quantizer") is not None:
             raise UsageError("a quantised model cannot be published", hint="Dequantise it: model.dequantize().")
         if any(cls.__name__ == "FullyShardedDataParallel" for cls in classes):
-            raise UsageError("sharded parameters are not supported yet", tensor=name or None)
+            hint = "Shard the model with fully_shard() from torch.distributed.fsdp: FSDP2 keeps each parameter apart."
+            raise UsageError("FullyShardedDataParallel is not supported", tensor=name or None, hint=hint)
 
 
 # What a model holds
 
 
-def _live_tensors(model: nn.Module) -> Tensors:
+def is_dtensor(tensor: object) -> bool:
+    """Checked by name: most models have none, and importing the class takes long."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; of a DTensor, what this rank holds of it.
+
+    Not `to_local()`, which returns a new view each time: FSDP2 can replace the local tensor, and that must be seen.
+    """
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor) if is_dtensor(tensor) else tensor
+    return local
+
+
+def _live_tensors(model: nn.Module, sharded: bool) -> Tensors:
     """The parameters and persistent buffers by their names in `state_dict`; each one can be published."""
+    live = model.state_dict(keep_vars=True)  # first of all: FSDP2 reshards in its hooks
     own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
-    live = model.state_dict(keep_vars=True)
     if not live:
         raise UsageError("the model has no tensors")
     for name, tensor in live.items():
         if id(tensor) not in own:
             hint = "weightcast publishes parameters and buffers: remove other state from state_dict()."
             raise UsageError("an entry of state_dict() is not a parameter or buffer", tensor=name, hint=hint)
-        _refuse_unfit(name, tensor)
+        _refuse_unfit(name, tensor, sharded)
     return live
 
 
-def _refuse_unfit(name: str, tensor: torch.Tensor) -> None:
+def _refuse_unfit(name: str, tensor: torch.Tensor, sharded: bool) -> None:
     def unfit(problem: str, hint: str | None = None) -> UsageError:
         return UsageError(problem, tensor=name, hint=hint)
 
+    if hasattr(tensor, "ds_shape") or (is_dtensor(tensor) and not sharded):
+        raise unfit("sharded parameters are not supported yet", "Publish from whole parameters, as DDP has them.")
+    tensor = memory_of(tensor)
     kind = type(tensor)
     if nn.parameter.is_lazy(tensor) or tensor.is_meta:
         raise unfit("the tensor has no memory yet", "Load the model's weights first, or run it once.")
-    if kind.__name__ == "DTensor" or hasattr(tensor, "ds_shape"):
-        raise unfit("sharded parameters are not supported yet", "Publish from whole parameters, as DDP has them.")
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
         what = kind.__name__ if tensor.layout == torch.strided else f"{tensor.layout} tensor"
         raise unfit(f"a {what} has no plain memory", "Publish from plain dense tensors.")
@@ -214,7 +241,9 @@ def _unholdable(name: str, tensor: torch.Tensor) -> UsageError:
 def _ties(live: Tensors) -> list[list[str]]:
     """The names, sorted, of each tensor that has more than one; `UsageError` for any other sharing of memory."""
     areas = sorted(
-        (str(tensor.device), tensor.data_ptr(), name.encode(), name) for name, tensor in live.items() if tensor.numel()
+        (str(memory.device), memory.data_ptr(), name.encode(), name)
+        for name, tensor in live.items()
+        if (memory := memory_of(tensor)).numel()
     )
     groups: list[list[str]] = []
     last_device, last_stop = "", 0
@@ -222,8 +251,8 @@ def _ties(live: Tensors) -> list[list[str]]:
         tensor = live[name]
         if device != last_device or start >= last_stop:
             groups.append([name])
-            last_device, last_stop = device, start + tensor.nbytes
-        elif (first := live[groups[-1][0]]).data_ptr() == start and _alike(first, tensor):
+            last_device, last_stop = device, start + memory_of(tensor).nbytes
+        elif same_memory(first := live[groups[-1][0]], tensor) and _alike(first, tensor):
             groups[-1].append(name)
         else:
             raise UsageError(
@@ -231,7 +260,17 @@ def _ties(live: Tensors) -> list[list[str]]:
                 tensor=name,
                 hint="Tie whole parameters, or give this one its own memory: parameter.data = parameter.data.clone().",
             )
-    return [names for names in groups if len(names) > 1]
+    # A rank may hold nothing of a DTensor.
+    empty: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(live, key=str.encode):
+        if is_dtensor(live[name]) and not memory_of(live[name]).numel():
+            empty[id(live[name])].append(name)
+    return [names for names in chain(groups, empty.values()) if len(names) > 1]
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors begin at the same place; DTensors must be the same, so that all ranks find the same."""
+    return a is b if is_dtensor(a) or is_dtensor(b) else a.data_ptr() == b.data_ptr()
 
 
 # What transformers saves
@@ -250,8 +289,11 @@ def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
     ignored = model._keys_to_ignore_on_save or ()
     dropped = set(ignored)
     for names in ties:
-        # Not all tensors at once: it would clone others in the same storage.
-        tied = {name: live[name].detach() for name in names if name not in ignored}
+        # Not all tensors at once: it would clone others in the same storage. Of a DTensor a rank may hold nothing, but
+        # all that is looked at is that the memory is the same.
+        first = live[names[0]]
+        shared = torch.empty(1) if is_dtensor(first) else first.detach()
+        tied = dict.fromkeys((name for name in names if name not in ignored), shared)
         try:
             dropped |= tied.keys() - remove_tied_weights_from_state_dict(dict(tied), model).keys()
         except RuntimeError as error:
@@ -322,7 +364,7 @@ class _Conversion:
 def _with_own_conversions(model: nn.Module) -> Any:
     """The model with a copy of its conversions: reverting them edits their patterns."""
     kept = vars(model).get("_weight_conversions")
-    return model if kept is None else _twin(model, _weight_conversions=deepcopy(kept))
+    return model if kept is None else _twin(model, type(model), _weight_conversions=deepcopy(kept))
 
 
 def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]]:
@@ -348,7 +390,7 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
     for names, tensors in others.items():
         conversion = _conversion_from(model, names, live, stand_ins, tensors)
         sources = tuple(live[name] for name in names)
-        made += [Made(name, sources, tuple(t.shape), conversion) for name, t in tensors.items()]
+        made += [Made(name, sources, tuple(t.shape), t.dtype, conversion) for name, t in tensors.items()]
     return pieces, made
 
 
