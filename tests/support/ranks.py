@@ -75,7 +75,8 @@ class ThreadPeers:
 
     def _get(self, queue: Queue[bytes | None], rank: int) -> bytes:
         try:
-            data = queue.get(timeout=self._wires.timeout)
+            # Rank 0 has waited for a late rank before the others give up, and tells them which one it is.
+            data = queue.get(timeout=self._wires.timeout * (2 if self.rank else 1))
         except Empty:
             raise PeerError(f"rank {rank} did not come in time", rank=rank) from None
         if data is None:
@@ -93,7 +94,7 @@ class ThreadPeers:
 
 
 class KilledError(BaseException):
-    """Ends a rank without a word, as SIGKILL does a process."""
+    """Ends a thread of a rank without a word, as SIGKILL does a process."""
 
 
 def on_ranks(size: int, act: Callable[[int, ThreadPeers], T], timeout: float = 30.0) -> list[T | BaseException]:

@@ -25,13 +25,14 @@ def _naming(rank: int, known_as: int) -> Iterator[None]:
         raise PeerError(f"{name} {why}", rank=rank, hint=_RESTART) from error
 
 
-def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """The timeout of a group whose backend tells it; None for torch's default."""
-    try:
-        found = (group or dist.group.WORLD)._get_backend(torch.device("cpu")).options._timeout  # type: ignore[union-attr]
-    except (RuntimeError, AttributeError):
-        return None
-    return found if isinstance(found, timedelta) else None
+def _timeout_of(group: dist.ProcessGroup | None) -> timedelta:
+    """The group's own timeout; torch's default where its backend does not tell."""
+    for device in ("cpu", "cuda"):
+        with suppress(RuntimeError, AttributeError):
+            found = (group or dist.group.WORLD)._get_backend(torch.device(device)).options._timeout  # type: ignore[union-attr]
+            if isinstance(found, timedelta):
+                return found
+    return dist.constants.default_pg_timeout
 
 
 class GroupPeers:
@@ -47,11 +48,10 @@ class GroupPeers:
                 "no process group", hint="Call torch.distributed.init_process_group() first, on all ranks."
             )
         self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._group = dist.new_group(
-            self._ranks, backend="gloo", timeout=_timeout_of(group), use_local_synchronization=True
-        )
-        self.rank = dist.get_rank(self._group)
-        self.size = len(self._ranks)
+        self.size, self.rank = len(self._ranks), self._ranks.index(dist.get_rank())
+        # Rank 0 has waited for a late rank before the others give up, and tells them which one it is.
+        timeout = _timeout_of(group) * (2 if self.rank else 1)
+        self._group = dist.new_group(self._ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
 
     def gather(self, mine: bytes) -> list[bytes] | None:
         if self.rank:
