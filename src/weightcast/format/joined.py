@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -36,7 +35,10 @@ class JoinedPatch:
         self._parts: Mapping[str, list[Part]] = {}
         for name in sorted(parts, key=str.encode):
             self._parts[name] = sorted(parts[name], key=lambda part: part[1].place.box.offset)
-            refuse_other_boxes(name, [row for _, row in self._parts[name]])
+            rows = [row for _, row in self._parts[name]]
+            refuse_other_boxes(name, rows)
+            if self.header.base is None and sum(row.elements for row in rows) < rows[0].spec.elements:
+                raise FormatError("a patch without a base does not change all of a tensor", tensor=name)
         self.rows = tuple(_whole_row(parts) for parts in self._parts.values())
 
     def tensors(self, old: Weights | None, workers: Workers = ONE) -> Iterator[TensorPatch]:
@@ -99,7 +101,7 @@ def _header_of(readers: Sequence[PatchReader]) -> PatchHeader:
         raise FormatError("a version has no objects")
     first = readers[0].header
     for reader in readers:
-        if replace(reader.header, codec=first.codec) != first:
+        if (reader.header.base, reader.header.result) != (first.base, first.result):
             raise FormatError("two objects of a version lead from or to other weights")
     return first
 

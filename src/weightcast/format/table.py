@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ MAX_TABLE = 1 << 24
 
 MAX_NAME = 4096
 MAX_DIMENSIONS = 16
+MAX_OFFSETS = 20 * MAX_DIMENSIONS
+"""Characters of the offsets in a label are fewer."""
 
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 _DTYPE_NAMES = tuple(DTYPES)
@@ -44,9 +47,24 @@ class Row:
         return Place(self.spec, self.box or whole(self.spec.shape))
 
     @property
+    def key(self) -> tuple[str, tuple[int, ...]]:
+        """What distinguishes the rows of a table; unlike labels, it holds no copy of the name."""
+        return self.spec.name, () if self.box is None else self.box.offset
+
+    @property
+    def elements(self) -> int:
+        """Of the tensor, or of the box."""
+        return self.spec.elements if self.box is None else self.box.elements
+
+    @property
     def part(self) -> Row:
-        """The row as that of a tensor which is no more than the box: what codecs see."""
-        return self if self.box is None else Row(self.place.part, self.changed, self.digest, self.blocks)
+        """The row as that of a tensor of the box's shape: what codecs see.
+
+        It has the tensor's name, not the label: a small file may list 2¹⁸ boxes of a tensor whose name is long.
+        """
+        if self.box is None:
+            return self
+        return Row(TensorSpec(self.spec.name, self.spec.dtype, self.box.shape), self.changed, self.digest, self.blocks)
 
 
 def order_of(place: Place) -> tuple[bytes, tuple[int, ...]]:
@@ -57,6 +75,10 @@ def order_of(place: Place) -> tuple[bytes, tuple[int, ...]]:
 def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
     """The compressed table, and its size before compression."""
     names, before, total = bytearray(), b"", 0
+    taken = _shared_label(rows)
+    if taken is not None:
+        hint = "Cut the tensor in another way, or put the two into different objects."
+        raise UsageError("a tensor has the label of another one's box", tensor=taken, hint=hint)
     tensors = [list(same) for _, same in groupby(rows, lambda row: row.spec.name)]
     specs = [same[0].spec for same in tensors]
     boxes = [row.box for row in rows if row.box is not None]
@@ -120,14 +142,18 @@ def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: i
         _check_row(found[-1], block_bytes is not None)
     for name, same in groupby(found, lambda row: row.spec.name):
         refuse_other_boxes(name, list(same))
+    taken = _shared_label(found)
+    if taken is not None:
+        raise FormatError("two rows have the same label", tensor=taken)
     return tuple(found)
 
 
 def _parts(numbers: Iterator[int], specs: Sequence[TensorSpec]) -> list[tuple[int, Box | None]]:
     """For each row the index of its tensor, and its box; a tensor without boxes is one row."""
     counts = _take(numbers, len(specs))
-    if sum(counts) > MAX_ROWS:
-        raise FormatError(f"the table says it has {sum(counts)} boxes, over the limit of {MAX_ROWS}")
+    rows = sum(max(count, 1) for count in counts)
+    if rows > MAX_ROWS:
+        raise FormatError(f"the table says it has {rows} rows, over the limit of {MAX_ROWS}")
     cut = [i for i, count in enumerate(counts) for _ in range(count)]
     offsets = [_take(numbers, len(specs[i].shape)) for i in cut]
     sizes = [_take(numbers, len(specs[i].shape)) for i in cut]
@@ -153,12 +179,27 @@ def refuse_other_boxes(name: str, rows: Sequence[Row]) -> None:
         raise FormatError("boxes of a tensor overlap", tensor=name)
 
 
+_BOX_LABEL = re.compile(r"(.*)\[(\d+(?:,\d+)*)\]", re.ASCII | re.DOTALL)
+
+
+def _shared_label(rows: Sequence[Row]) -> str | None:
+    """The name of a whole tensor that is also the label of a box, if there is one (SPEC 5.2.8)."""
+    boxes = {row.key for row in rows if row.box is not None}
+    for row in rows if boxes else ():
+        found = _BOX_LABEL.fullmatch(row.spec.name) if row.box is None else None
+        if found and len(found[2]) < MAX_OFFSETS:
+            offset = tuple(map(int, found[2].split(",")))
+            if (found[1], offset) in boxes and found[2] == ",".join(map(str, offset)):
+                return row.spec.name
+    return None
+
+
 def _check_row(row: Row, blocks: bool) -> None:
     if row.box is not None:
         whole_bytes = row.spec.kind.per_value >= 8
         if not whole_bytes or not row.box.fits(row.spec.shape) or row.box.is_all_of(row.spec.shape):
             raise FormatError("a box is not a part of its tensor", tensor=row.spec.name)
-    elements = row.place.box.elements if row.box is not None else row.spec.elements
+    elements = row.elements
     if not 0 < row.changed <= elements:
         raise FormatError(f"the table says {row.changed} of {elements} elements changed", tensor=row.spec.name)
     if bool(row.blocks) != blocks:
