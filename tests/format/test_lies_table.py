@@ -117,7 +117,7 @@ def test_small_file_with_long_names_that_share_all_but_a_byte(world: World) -> N
     names = [(0, b"a" * length)] + [(length + i, b"a") for i in range(rows - 1)]
     lie = with_stream(world.patch(), DIGESTS, bytes(8 * rows))
     none: list[int] = []
-    table = Table(names, [4] * rows, [1] * rows, [1] * rows, [1] * rows, [1] * rows, [0] * rows, none)
+    table = Table(names, [4] * rows, [1] * rows, [1] * rows, [0] * rows, none, none, [1] * rows, [0] * rows, none, none)
     (kind, _text) = refused_in_bounds(world, with_table(lie, table))
     assert kind in ("FormatError", "UsageError")
 

@@ -13,7 +13,8 @@ import pytest
 import simple_reader
 import simple_table
 from cases import Bag
-from simple_reader import Rejected, apply_objects, position, read_checkpoint, tensor_digest
+from simple_reader import apply_objects, position, read_checkpoint, tensor_digest
+from simple_safetensors import Rejected
 
 import weightcast as wc
 from weightcast.errors import VersionError, WeightcastError

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from simple_safetensors import (
     DTYPES,
     Entry,
-    Rejected,
     are_sizes,
     count_elements,
     need,

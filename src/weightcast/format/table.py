@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, islice, pairwise
@@ -23,6 +23,12 @@ MAX_TABLE = 1 << 24
 
 MAX_NAME = 4096
 MAX_DIMENSIONS = 16
+MAX_VARINT = 9
+"""Bytes of a number."""
+
+_AT_ONCE = 1 << 16
+"""Numbers that are read in one go."""
+
 MAX_OFFSETS = 20 * MAX_DIMENSIONS
 """Characters of the offsets in a label are fewer."""
 
@@ -120,26 +126,31 @@ def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: i
         raise FormatError(f"the table says it has {tensors} tensors, over the limit of {MAX_ROWS}")
     table = _inflate(packed, size)
     names, at = _names(table, tensors)
-    numbers = _numbers(table[at:], size)
-    dtypes = [_dtype_name(code) for code in _take(numbers, tensors)]
-    ranks = _take(numbers, tensors)
+    numbers = _Numbers(table, at)
+    dtypes = [_dtype_name(code) for code in numbers.take(tensors)]
+    ranks = numbers.take(tensors)
     if any(rank > MAX_DIMENSIONS for rank in ranks):
         raise FormatError("a shape has too many dimensions")
-    shapes = [tuple(_take(numbers, rank)) for rank in ranks]
+    shapes = numbers.take_each(ranks)
     specs = [_spec(*one) for one in zip(names, dtypes, shapes, strict=True)]
     parts = _parts(numbers, specs)
-    changed = _take(numbers, len(parts))
-    block_counts = _take(numbers, len(parts))
-    skips = [_take(numbers, count) for count in block_counts]
-    lengths = [_take(numbers, count) for count in block_counts]
-    if next(numbers, None) is not None:
+    changed = numbers.take(len(parts))
+    block_counts = numbers.take(len(parts))
+    for (tensor, _), count in zip(parts, block_counts, strict=True):
+        if bool(count) != (block_bytes is not None):
+            problem = "a row has blocks, its codec has none" if count else "a row has no blocks, its codec needs some"
+            raise FormatError(problem, tensor=names[tensor])
+    if sum(block_counts) > (block_bytes or 0):  # before memory is taken for them
+        raise FormatError("the table lists more blocks than there are bytes of them")
+    skips, lengths = (numbers.take_each(block_counts) for _ in range(2))
+    if not numbers.at_end:
         raise FormatError("the table continues after its last row")
     found = []
     for i, (tensor, box) in enumerate(parts):
         ordinals = accumulate(skips[i], lambda before, skipped: before + 1 + skipped)
         blocks = tuple(zip(ordinals, lengths[i], strict=True))
         found.append(Row(specs[tensor], changed[i], digests[tensor], blocks, box))
-        _check_row(found[-1], block_bytes is not None)
+        _check_row(found[-1])
     for name, same in groupby(found, lambda row: row.spec.name):
         refuse_other_boxes(name, list(same))
     taken = _shared_label(found)
@@ -148,15 +159,14 @@ def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: i
     return tuple(found)
 
 
-def _parts(numbers: Iterator[int], specs: Sequence[TensorSpec]) -> list[tuple[int, Box | None]]:
+def _parts(numbers: _Numbers, specs: Sequence[TensorSpec]) -> list[tuple[int, Box | None]]:
     """For each row the index of its tensor, and its box; a tensor without boxes is one row."""
-    counts = _take(numbers, len(specs))
+    counts = numbers.take(len(specs))
     rows = sum(max(count, 1) for count in counts)
     if rows > MAX_ROWS:
         raise FormatError(f"the table says it has {rows} rows, over the limit of {MAX_ROWS}")
     cut = [i for i, count in enumerate(counts) for _ in range(count)]
-    offsets = [_take(numbers, len(specs[i].shape)) for i in cut]
-    sizes = [_take(numbers, len(specs[i].shape)) for i in cut]
+    offsets, sizes = (numbers.take_each([len(specs[i].shape) for i in cut]) for _ in range(2))
     boxes = [Box.of(*one) for one in zip(offsets, sizes, strict=True)]
     whole = [(i, None) for i, count in enumerate(counts) if not count]
     return sorted([*zip(cut, boxes, strict=True), *whole], key=lambda part: part[0])
@@ -194,7 +204,7 @@ def _shared_label(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def _check_row(row: Row, blocks: bool) -> None:
+def _check_row(row: Row) -> None:
     if row.box is not None:
         whole_bytes = row.spec.kind.per_value >= 8
         if not whole_bytes or not row.box.fits(row.spec.shape) or row.box.is_all_of(row.spec.shape):
@@ -202,9 +212,6 @@ def _check_row(row: Row, blocks: bool) -> None:
     elements = row.elements
     if not 0 < row.changed <= elements:
         raise FormatError(f"the table says {row.changed} of {elements} elements changed", tensor=row.spec.name)
-    if bool(row.blocks) != blocks:
-        problem = "a row has no blocks, its codec needs some" if blocks else "a row has blocks, its codec has none"
-        raise FormatError(problem, tensor=row.spec.name)
     if row.blocks and row.blocks[-1][0] >= -(-elements // BLOCK):
         raise FormatError("a block is outside its tensor", tensor=row.spec.name)
     if any(length < 1 for _, length in row.blocks):
@@ -295,25 +302,41 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise FormatError("a number in the table is cut off or too large")
 
 
-def _numbers(data: bytes, most: int) -> Iterator[int]:
-    """All varints of a byte string; `FormatError` for more than ``most``, before memory is taken for them."""
-    raw = np.frombuffer(data, np.uint8)
-    if np.count_nonzero(raw < 128) > most:
-        raise FormatError("the table continues after its last row")
-    ends = np.flatnonzero(raw < 128)
-    widths = np.diff(ends, prepend=-1)
-    longest = int(widths.max(initial=0))
-    if longest > 9 or widths.sum() != raw.size:
-        raise FormatError("a number in the table is cut off or too large")
-    values = np.zeros(ends.size, np.int64)
-    for i in range(longest):
-        more = np.flatnonzero(widths > i)
-        values[more] |= (raw[ends[more] - widths[more] + 1 + i].astype(np.int64) & 127) << (7 * i)
-    return iter(values.data)
+class _Numbers:
+    """The varints of a byte string, read as they are asked for: a small file may hold millions that nobody asks for."""
 
+    def __init__(self, table: bytes, at: int):
+        self._raw = np.frombuffer(table, np.uint8)
+        self._at = at
 
-def _take(numbers: Iterator[int], count: int) -> list[int]:
-    taken = list(islice(numbers, count))
-    if len(taken) < count:
-        raise FormatError("the table ends too early")
-    return taken
+    @property
+    def at_end(self) -> bool:
+        return self._at == self._raw.size
+
+    def take(self, count: int) -> list[int]:
+        """The next ``count``; `FormatError` if there are fewer, before memory is taken for them."""
+        if count > self._raw.size - self._at:
+            raise FormatError("the table ends too early")
+        return [value for begin in range(0, count, _AT_ONCE) for value in self._some(min(_AT_ONCE, count - begin))]
+
+    def take_each(self, counts: Sequence[int]) -> list[tuple[int, ...]]:
+        """The next numbers, so many for each."""
+        numbers = iter(self.take(sum(counts)))
+        return [tuple(islice(numbers, count)) for count in counts]
+
+    def _some(self, count: int) -> list[int]:
+        raw = self._raw[self._at : self._at + MAX_VARINT * count]
+        ends = np.flatnonzero(raw < 128)[:count]
+        widths = np.diff(ends, prepend=-1)
+        longest = int(widths.max(initial=0))
+        if ends.size < count and raw.size < MAX_VARINT * count and (not raw.size or raw[-1] < 128):
+            raise FormatError("the table ends too early")
+        if ends.size < count or longest > MAX_VARINT:
+            raise FormatError("a number in the table is cut off or too large")
+        values = np.zeros(count, np.int64)
+        for i in range(longest):
+            more = np.flatnonzero(widths > i)
+            values[more] |= (raw[ends[more] - widths[more] + 1 + i].astype(np.int64) & 127) << (7 * i)
+        self._at += int(ends[-1]) + 1
+        found: list[int] = values.tolist()
+        return found
