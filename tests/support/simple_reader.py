@@ -64,6 +64,7 @@ def apply_objects(
     for meta, (_, entries) in zip(metas, opened, strict=True):
         for part in read_parts(meta, entries, old):
             parts.setdefault(part.row.name, []).append(part)
+        need(sum(map(len, parts.values())) <= 1 << 20, "8.6 (8.6.4) more rows together than their limit")
     new = {name: put_together(parts[name], None if base is None else old[name]) for name in parts}
     for name, tensor in new.items():
         need(tensor_digest(tensor.bits) == parts[name][0].row.digest, f"8.6 (7.2) the digest of {name!r} is another")

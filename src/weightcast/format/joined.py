@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -13,10 +13,13 @@ from weightcast.format.kernels import cpu
 from weightcast.format.patch import Patch, TensorPatch, refuse_other_tensor
 from weightcast.format.patch_layout import PatchHeader
 from weightcast.format.patchfile import AT_ONCE, PatchReader
-from weightcast.format.safetensors import BytesSource
+from weightcast.format.safetensors import BytesSource, Source
 from weightcast.format.table import Row, refuse_other_boxes
 from weightcast.format.tensors import Bits, Weights, read_all
 from weightcast.format.workers import ONE, Workers
+
+MAX_ROWS_TOGETHER = 1 << 20
+"""Of all objects of a version: each is a small file that may list many boxes."""
 
 Part = tuple[PatchReader, Row]
 """A box of a tensor in an object; or all of it."""
@@ -69,6 +72,17 @@ class JoinedPatch:
                 found[row.spec.name].append((row, patch))
         together = zip(rows, olds, strict=True)
         return workers.map(lambda one: _put_together(one[0], found[one[0].spec.name], one[1]), list(together))
+
+
+def open_objects(sources: Iterable[Source], most: int = MAX_ROWS_TOGETHER) -> list[PatchReader]:
+    """Open the objects of one version; `FormatError` if they have more than ``most`` rows together."""
+    readers, rows = [], 0
+    for source in sources:
+        readers.append(PatchReader(source))
+        rows += len(readers[-1].rows)
+        if rows > most:
+            raise FormatError(f"the objects of a version have more than {most} rows together")
+    return readers
 
 
 def joined(readers: Sequence[PatchReader]) -> PatchReader | JoinedPatch:
