@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightcast.channel.keys import (
+    DeltaObject,
     Position,
     anchor_folder,
     check_name,
@@ -103,7 +104,10 @@ def test_keys_round_trip(one: int, other: int) -> None:
     low, high = sorted((one, other))
     assert read_manifest_key(manifest_key(one)) == (one, None)
     assert read_manifest_key(manifest_key(one, "a-b.c")) == (one, "a-b.c")
-    assert read_delta_key(delta_key(Position(one, A), B)) == (one, A[:16])
+    for folder in (None, "0123456789abcdef"):
+        key = delta_key(Position(one, A), B, folder)
+        delta = key if folder is None else key.removesuffix(f"{B[:16]}.safetensors")
+        assert read_delta_key(key) == DeltaObject(one, A[:16], delta)
     squash = read_squash_key(squash_key(low, Position(high, A), B))
     assert squash == ((low, high, A[:16], B) if low < high else None)
     place = read_anchor_key(anchor_folder(Position(one, A), B) + "config.json")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightcast as wc
-from weightcast.errors import FormatError
+from weightcast.errors import FormatError, UsageError
 from weightcast.format.boxes import Box, Place, place_of
 from weightcast.format.cut import columns, cut_tensor, encode_cut
-from weightcast.format.joined import JoinedPatch, joined
+from weightcast.format.joined import JoinedPatch, joined, open_objects
 from weightcast.format.patch import Patch
 from weightcast.format.patchfile import PatchReader, encode_boxes
 from weightcast.format.safetensors import BytesSource
@@ -154,6 +154,32 @@ def test_whole_tensor_beside_a_box_of_it_is_refused() -> None:
     everything = columns(upper.spec, 1)
     with pytest.raises(FormatError, match="overlap"):
         JoinedPatch(objects(patch, old, [everything, [lower]], ["gap", "gap"]))
+
+
+def test_more_rows_in_all_objects_than_their_limit_are_refused() -> None:
+    patch, old, (upper, lower) = halves()
+    data = [encode_cut(patch, {upper.spec.name: [upper, lower]}, old=old)] * 2
+    assert len(open_objects(map(BytesSource, data), most=4)) == 2
+    with pytest.raises(FormatError, match="more than 3 rows together"):
+        open_objects(map(BytesSource, data), most=3)
+
+
+def test_objects_that_say_another_size_of_the_model_are_read() -> None:
+    """It is for people (SPEC 5.1.5)."""
+    patch, old, (upper, lower) = halves()
+    first, _ = objects(patch, old, [[upper], [lower]], ["gap", "gap"])
+    _, second = objects(replace(patch, model=replace(patch.model, tensors=1)), old, [[upper], [lower]], ["gap", "gap"])
+    assert tuple(JoinedPatch([first, second]).tensors(old)) == patch.tensors
+
+
+@pytest.mark.parametrize("codec", ["plain", "gap"])
+def test_writer_refuses_a_tensor_with_the_label_of_a_box(codec: str) -> None:
+    tensors = {"a": np.zeros((2, 3), np.uint8), "a[1,0]": np.zeros(3, np.uint8)}
+    old, new = wc.Arrays(tensors), wc.Arrays({name: bits + 1 for name, bits in tensors.items()})
+    spec = old.table["a"]
+    rows = [place_of(spec, Box.of((i, 0), (1, 3))) for i in range(2)]
+    with pytest.raises(UsageError, match="the label of another one's box"):
+        encode_cut(wc.diff(old, new), {"a": rows}, codec, old)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from typing import Self, TypeVar
 
@@ -21,7 +22,6 @@ from weightcast.channel.keys import (
     manifest_key,
     parent,
     read_anchor_key,
-    read_delta_key,
     read_manifest_key,
 )
 from weightcast.channel.records import (
@@ -211,15 +211,11 @@ class ChainReader:
     def deltas(self, start_after: str = "") -> Iterator[tuple[Edge, list[Listed]]]:
         """Every delta with its objects, by one listing, in which those of one delta stand together."""
 
-        def key_of(listed: Listed) -> str | None:
-            place = read_delta_key(listed.key)
-            return place.delta if place else None
-
-        for _, objects in groupby(self.store.list(DELTAS, start_after), key_of):
-            together = list(objects)
-            edge = edge_from_key(together[0].key, sum(listed.size for listed in together))
-            if edge is not None:
-                yield edge, together
+        known = ((edge_from_key(one.key, one.size), one) for one in self.store.list(DELTAS, start_after))
+        placed = ((edge, listed) for edge, listed in known if edge is not None)
+        for _, together in groupby(placed, lambda one: one[0].key):
+            edges, objects = zip(*together, strict=True)
+            yield replace(edges[0], nbytes=sum(edge.nbytes for edge in edges)), list(objects)
 
     def squash_edges(self, first: int) -> Iterator[Edge]:
         for listed in self.store.list(SQUASHES, f"{SQUASHES}{first:012d}"):

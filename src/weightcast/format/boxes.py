@@ -17,7 +17,7 @@ from weightcast.format.tensors import Bits
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Range:
     """Evenly spaced coordinates along one dimension."""
 

@@ -60,7 +60,8 @@ def encode_cut(
         if sum(part.changed for _, part in cut) != tensor.changed:
             raise UsageError("the boxes do not cover the tensor, each element once", tensor=tensor.spec.name)
         for place, part in cut:
-            boxes[place.label] = place
+            if boxes.setdefault(place.label, place) != place:
+                raise UsageError("a tensor has the label of another one's box", tensor=place.label)
             parts.append(part)
             if old is not None:
                 bits[place.label] = place.read(base_bits(tensor, old))

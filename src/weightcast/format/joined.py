@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -14,10 +13,13 @@ from weightcast.format.kernels import cpu
 from weightcast.format.patch import Patch, TensorPatch, refuse_other_tensor
 from weightcast.format.patch_layout import PatchHeader
 from weightcast.format.patchfile import AT_ONCE, PatchReader
-from weightcast.format.safetensors import BytesSource
+from weightcast.format.safetensors import BytesSource, Source
 from weightcast.format.table import Row, refuse_other_boxes
 from weightcast.format.tensors import Bits, Weights, read_all
 from weightcast.format.workers import ONE, Workers
+
+MAX_ROWS_TOGETHER = 1 << 20
+"""Of all objects of a version: each is a small file that may list many boxes."""
 
 Part = tuple[PatchReader, Row]
 """A box of a tensor in an object; or all of it."""
@@ -36,7 +38,10 @@ class JoinedPatch:
         self._parts: Mapping[str, list[Part]] = {}
         for name in sorted(parts, key=str.encode):
             self._parts[name] = sorted(parts[name], key=lambda part: part[1].place.box.offset)
-            refuse_other_boxes(name, [row for _, row in self._parts[name]])
+            rows = [row for _, row in self._parts[name]]
+            refuse_other_boxes(name, rows)
+            if self.header.base is None and sum(row.elements for row in rows) < rows[0].spec.elements:
+                raise FormatError("a patch without a base does not change all of a tensor", tensor=name)
         self.rows = tuple(_whole_row(parts) for parts in self._parts.values())
 
     def tensors(self, old: Weights | None, workers: Workers = ONE) -> Iterator[TensorPatch]:
@@ -69,6 +74,17 @@ class JoinedPatch:
         return workers.map(lambda one: _put_together(one[0], found[one[0].spec.name], one[1]), list(together))
 
 
+def open_objects(sources: Iterable[Source], most: int = MAX_ROWS_TOGETHER) -> list[PatchReader]:
+    """Open the objects of one version; `FormatError` if they have more than ``most`` rows together."""
+    readers, rows = [], 0
+    for source in sources:
+        readers.append(PatchReader(source))
+        rows += len(readers[-1].rows)
+        if rows > most:
+            raise FormatError(f"the objects of a version have more than {most} rows together")
+    return readers
+
+
 def joined(readers: Sequence[PatchReader]) -> PatchReader | JoinedPatch:
     """The objects of one version as one patch."""
     if len(readers) == 1 and all(row.box is None for row in readers[0].rows):
@@ -99,7 +115,7 @@ def _header_of(readers: Sequence[PatchReader]) -> PatchHeader:
         raise FormatError("a version has no objects")
     first = readers[0].header
     for reader in readers:
-        if replace(reader.header, codec=first.codec) != first:
+        if (reader.header.base, reader.header.result) != (first.base, first.result):
             raise FormatError("two objects of a version lead from or to other weights")
     return first
 

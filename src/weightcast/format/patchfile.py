@@ -194,12 +194,12 @@ class PatchReader:
 
     def stored(self, row: Row) -> int:
         """Bytes of a tensor's coded streams."""
-        return sum(entry.end - entry.begin for entry in self._streams[row.place.label].values())
+        return sum(entry.end - entry.begin for entry in self._streams[row.key].values())
 
     def coded(self, row: Row) -> Coded:
         """Read one tensor's streams, or those of a box as a tensor of its own."""
         streams: dict[str, np.ndarray] = {}
-        for stream, entry in self._streams[row.place.label].items():
+        for stream, entry in self._streams[row.key].items():
             streams[stream] = data = self._container.read(entry)
             if stream == "values":
                 streams[stream] = data.view(row.spec.kind.word)
@@ -238,7 +238,7 @@ class PatchReader:
         """Some tensors' patches, checked against the old tensors' sizes and the table's counts."""
         for row, old in zip(rows, olds, strict=True):
             if old is not None:
-                refuse_other_bits(row.place.part, old)
+                refuse_other_bits(row.part.spec, old)
         codec = CODECS[self.header.codec]
         return self.decode_by(lambda coded: codec.decode(list(zip(coded, olds, strict=True)), workers), rows)
 
@@ -254,7 +254,7 @@ class PatchReader:
 
     def counts_all(self, row: Row) -> bool:
         """Whether a tensor is there whole and counts as changed whole, since its writer did not know the old bits."""
-        return row.changed == row.place.part.elements and self._streams[row.place.label].keys() == {"values"}
+        return row.changed == row.elements and self._streams[row.key].keys() == {"values"}
 
     def _entry(self, name: str) -> Entry:
         try:
@@ -274,7 +274,7 @@ class PatchReader:
         blocks = None if self.header.codec == "plain" else self._list(BLOCKS).shape[0]
         return unpack_rows(table, meta["table"], digests, blocks)
 
-    def _place_streams(self) -> Iterator[tuple[str, dict[str, Entry]]]:
+    def _place_streams(self) -> Iterator[tuple[tuple[str, tuple[int, ...]], dict[str, Entry]]]:
         """Which bytes belong to which tensor; every entry must belong to one."""
         known = {DIGESTS, TABLE}
         if self.header.codec == "plain":
@@ -288,14 +288,14 @@ class PatchReader:
                     raise FormatError("two rows have the same entry", tensor=label)
                 known |= named
                 _check_plain(row.part, streams, whole=self.header.base is None)
-                yield label, streams
+                yield row.key, streams
         else:
             blocks = self._list(BLOCKS)
             known.add(BLOCKS)
             at = blocks.begin
             for row in self.rows:
                 size = sum(length for _, length in row.blocks)
-                yield row.place.label, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
+                yield row.key, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
                 at += size
             if at != blocks.end:
                 raise FormatError(f"the table lists {at - blocks.begin} bytes of blocks, there are {blocks.shape[0]}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, islice, pairwise
@@ -22,6 +23,14 @@ MAX_TABLE = 1 << 24
 
 MAX_NAME = 4096
 MAX_DIMENSIONS = 16
+MAX_VARINT = 9
+"""Bytes of a number."""
+
+_AT_ONCE = 1 << 16
+"""Numbers that are read in one go."""
+
+MAX_OFFSETS = 20 * MAX_DIMENSIONS
+"""Characters of the offsets in a label are fewer."""
 
 _DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 _DTYPE_NAMES = tuple(DTYPES)
@@ -44,9 +53,24 @@ class Row:
         return Place(self.spec, self.box or whole(self.spec.shape))
 
     @property
+    def key(self) -> tuple[str, tuple[int, ...]]:
+        """What distinguishes the rows of a table; unlike labels, it holds no copy of the name."""
+        return self.spec.name, () if self.box is None else self.box.offset
+
+    @property
+    def elements(self) -> int:
+        """Of the tensor, or of the box."""
+        return self.spec.elements if self.box is None else self.box.elements
+
+    @property
     def part(self) -> Row:
-        """The row as that of a tensor which is no more than the box: what codecs see."""
-        return self if self.box is None else Row(self.place.part, self.changed, self.digest, self.blocks)
+        """The row as that of a tensor of the box's shape: what codecs see.
+
+        It has the tensor's name, not the label: a small file may list 2¹⁸ boxes of a tensor whose name is long.
+        """
+        if self.box is None:
+            return self
+        return Row(TensorSpec(self.spec.name, self.spec.dtype, self.box.shape), self.changed, self.digest, self.blocks)
 
 
 def order_of(place: Place) -> tuple[bytes, tuple[int, ...]]:
@@ -57,6 +81,10 @@ def order_of(place: Place) -> tuple[bytes, tuple[int, ...]]:
 def pack_rows(rows: Sequence[Row]) -> tuple[bytes, int]:
     """The compressed table, and its size before compression."""
     names, before, total = bytearray(), b"", 0
+    taken = _shared_label(rows)
+    if taken is not None:
+        hint = "Cut the tensor in another way, or put the two into different objects."
+        raise UsageError("a tensor has the label of another one's box", tensor=taken, hint=hint)
     tensors = [list(same) for _, same in groupby(rows, lambda row: row.spec.name)]
     specs = [same[0].spec for same in tensors]
     boxes = [row.box for row in rows if row.box is not None]
@@ -98,39 +126,47 @@ def unpack_rows(packed: bytes, size: int, digests: Sequence[int], block_bytes: i
         raise FormatError(f"the table says it has {tensors} tensors, over the limit of {MAX_ROWS}")
     table = _inflate(packed, size)
     names, at = _names(table, tensors)
-    numbers = _numbers(table[at:], size)
-    dtypes = [_dtype_name(code) for code in _take(numbers, tensors)]
-    ranks = _take(numbers, tensors)
+    numbers = _Numbers(table, at)
+    dtypes = [_dtype_name(code) for code in numbers.take(tensors)]
+    ranks = numbers.take(tensors)
     if any(rank > MAX_DIMENSIONS for rank in ranks):
         raise FormatError("a shape has too many dimensions")
-    shapes = [tuple(_take(numbers, rank)) for rank in ranks]
+    shapes = numbers.take_each(ranks)
     specs = [_spec(*one) for one in zip(names, dtypes, shapes, strict=True)]
     parts = _parts(numbers, specs)
-    changed = _take(numbers, len(parts))
-    block_counts = _take(numbers, len(parts))
-    skips = [_take(numbers, count) for count in block_counts]
-    lengths = [_take(numbers, count) for count in block_counts]
-    if next(numbers, None) is not None:
+    changed = numbers.take(len(parts))
+    block_counts = numbers.take(len(parts))
+    for (tensor, _), count in zip(parts, block_counts, strict=True):
+        if bool(count) != (block_bytes is not None):
+            problem = "a row has blocks, its codec has none" if count else "a row has no blocks, its codec needs some"
+            raise FormatError(problem, tensor=names[tensor])
+    if sum(block_counts) > (block_bytes or 0):  # before memory is taken for them
+        raise FormatError("the table lists more blocks than there are bytes of them")
+    skips, lengths = (numbers.take_each(block_counts) for _ in range(2))
+    if not numbers.at_end:
         raise FormatError("the table continues after its last row")
     found = []
     for i, (tensor, box) in enumerate(parts):
         ordinals = accumulate(skips[i], lambda before, skipped: before + 1 + skipped)
         blocks = tuple(zip(ordinals, lengths[i], strict=True))
         found.append(Row(specs[tensor], changed[i], digests[tensor], blocks, box))
-        _check_row(found[-1], block_bytes is not None)
+        _check_row(found[-1])
     for name, same in groupby(found, lambda row: row.spec.name):
         refuse_other_boxes(name, list(same))
+    taken = _shared_label(found)
+    if taken is not None:
+        raise FormatError("two rows have the same label", tensor=taken)
     return tuple(found)
 
 
-def _parts(numbers: Iterator[int], specs: Sequence[TensorSpec]) -> list[tuple[int, Box | None]]:
+def _parts(numbers: _Numbers, specs: Sequence[TensorSpec]) -> list[tuple[int, Box | None]]:
     """For each row the index of its tensor, and its box; a tensor without boxes is one row."""
-    counts = _take(numbers, len(specs))
-    if sum(counts) > MAX_ROWS:
-        raise FormatError(f"the table says it has {sum(counts)} boxes, over the limit of {MAX_ROWS}")
+    counts = numbers.take(len(specs))
+    rows = sum(max(count, 1) for count in counts)
+    if rows > MAX_ROWS:
+        raise FormatError(f"the table says it has {rows} rows, over the limit of {MAX_ROWS}")
     cut = [i for i, count in enumerate(counts) for _ in range(count)]
-    offsets = [_take(numbers, len(specs[i].shape)) for i in cut]
-    sizes = [_take(numbers, len(specs[i].shape)) for i in cut]
+    offsets, sizes = (numbers.take_each([len(specs[i].shape) for i in cut]) for _ in range(2))
     boxes = [Box.of(*one) for one in zip(offsets, sizes, strict=True)]
     whole = [(i, None) for i, count in enumerate(counts) if not count]
     return sorted([*zip(cut, boxes, strict=True), *whole], key=lambda part: part[0])
@@ -153,17 +189,29 @@ def refuse_other_boxes(name: str, rows: Sequence[Row]) -> None:
         raise FormatError("boxes of a tensor overlap", tensor=name)
 
 
-def _check_row(row: Row, blocks: bool) -> None:
+_BOX_LABEL = re.compile(r"(.*)\[(\d+(?:,\d+)*)\]", re.ASCII | re.DOTALL)
+
+
+def _shared_label(rows: Sequence[Row]) -> str | None:
+    """The name of a whole tensor that is also the label of a box, if there is one (SPEC 5.2.8)."""
+    boxes = {row.key for row in rows if row.box is not None}
+    for row in rows if boxes else ():
+        found = _BOX_LABEL.fullmatch(row.spec.name) if row.box is None else None
+        if found and len(found[2]) < MAX_OFFSETS:
+            offset = tuple(map(int, found[2].split(",")))
+            if (found[1], offset) in boxes and found[2] == ",".join(map(str, offset)):
+                return row.spec.name
+    return None
+
+
+def _check_row(row: Row) -> None:
     if row.box is not None:
         whole_bytes = row.spec.kind.per_value >= 8
         if not whole_bytes or not row.box.fits(row.spec.shape) or row.box.is_all_of(row.spec.shape):
             raise FormatError("a box is not a part of its tensor", tensor=row.spec.name)
-    elements = row.place.box.elements if row.box is not None else row.spec.elements
+    elements = row.elements
     if not 0 < row.changed <= elements:
         raise FormatError(f"the table says {row.changed} of {elements} elements changed", tensor=row.spec.name)
-    if bool(row.blocks) != blocks:
-        problem = "a row has no blocks, its codec needs some" if blocks else "a row has blocks, its codec has none"
-        raise FormatError(problem, tensor=row.spec.name)
     if row.blocks and row.blocks[-1][0] >= -(-elements // BLOCK):
         raise FormatError("a block is outside its tensor", tensor=row.spec.name)
     if any(length < 1 for _, length in row.blocks):
@@ -254,25 +302,41 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise FormatError("a number in the table is cut off or too large")
 
 
-def _numbers(data: bytes, most: int) -> Iterator[int]:
-    """All varints of a byte string; `FormatError` for more than ``most``, before memory is taken for them."""
-    raw = np.frombuffer(data, np.uint8)
-    if np.count_nonzero(raw < 128) > most:
-        raise FormatError("the table continues after its last row")
-    ends = np.flatnonzero(raw < 128)
-    widths = np.diff(ends, prepend=-1)
-    longest = int(widths.max(initial=0))
-    if longest > 9 or widths.sum() != raw.size:
-        raise FormatError("a number in the table is cut off or too large")
-    values = np.zeros(ends.size, np.int64)
-    for i in range(longest):
-        more = np.flatnonzero(widths > i)
-        values[more] |= (raw[ends[more] - widths[more] + 1 + i].astype(np.int64) & 127) << (7 * i)
-    return iter(values.data)
+class _Numbers:
+    """The varints of a byte string, read as they are asked for: a small file may hold millions that nobody asks for."""
 
+    def __init__(self, table: bytes, at: int):
+        self._raw = np.frombuffer(table, np.uint8)
+        self._at = at
 
-def _take(numbers: Iterator[int], count: int) -> list[int]:
-    taken = list(islice(numbers, count))
-    if len(taken) < count:
-        raise FormatError("the table ends too early")
-    return taken
+    @property
+    def at_end(self) -> bool:
+        return self._at == self._raw.size
+
+    def take(self, count: int) -> list[int]:
+        """The next ``count``; `FormatError` if there are fewer, before memory is taken for them."""
+        if count > self._raw.size - self._at:
+            raise FormatError("the table ends too early")
+        return [value for begin in range(0, count, _AT_ONCE) for value in self._some(min(_AT_ONCE, count - begin))]
+
+    def take_each(self, counts: Sequence[int]) -> list[tuple[int, ...]]:
+        """The next numbers, so many for each."""
+        numbers = iter(self.take(sum(counts)))
+        return [tuple(islice(numbers, count)) for count in counts]
+
+    def _some(self, count: int) -> list[int]:
+        raw = self._raw[self._at : self._at + MAX_VARINT * count]
+        ends = np.flatnonzero(raw < 128)[:count]
+        widths = np.diff(ends, prepend=-1)
+        longest = int(widths.max(initial=0))
+        if ends.size < count and raw.size < MAX_VARINT * count and (not raw.size or raw[-1] < 128):
+            raise FormatError("the table ends too early")
+        if ends.size < count or longest > MAX_VARINT:
+            raise FormatError("a number in the table is cut off or too large")
+        values = np.zeros(count, np.int64)
+        for i in range(longest):
+            more = np.flatnonzero(widths > i)
+            values[more] |= (raw[ends[more] - widths[more] + 1 + i].astype(np.int64) & 127) << (7 * i)
+        self._at += int(ends[-1]) + 1
+        found: list[int] = values.tolist()
+        return found
