@@ -59,11 +59,11 @@ class Made:
     name: str
     sources: tuple[torch.Tensor, ...]
     shape: tuple[int, ...]
-    _conversion: _Conversion = field(repr=False)
+    conversion: Conversion = field(repr=False)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, computed from the sources' current values; detached, contiguous."""
-        return self._conversion.tensors()[self.name].contiguous()
+        return self.conversion.tensors()[self.name].contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +81,26 @@ class Coordinates:
 def coordinates_of(model: nn.Module) -> Coordinates:
     """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved."""
     model = unwrapped(model)
-    _refuse_adapters_and_shards(model)
+    refuse_adapters_and_shards(model)
     bare = _bare(model)
     live = _live_tensors(bare)
-    ties = _ties(live)
-    if _is_pretrained(model):
+    for name, tensor in live.items():
+        _refuse_unfit(name, tensor)
+    return _coordinates(model, bare, live, _ties(live))
+
+
+def coordinates_in(structure: nn.Module) -> Coordinates:
+    """The coordinates in a `structure_of` a model: the sources are its tensors, which have no memory."""
+    live = _live_tensors(structure)
+    names: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(live, key=str.encode):
+        names[id(live[name])].append(name)
+    return _coordinates(structure, structure, live, [tied for tied in names.values() if len(tied) > 1])
+
+
+def _coordinates(model: nn.Module, bare: nn.Module, live: Tensors, ties: Sequence[Sequence[str]]) -> Coordinates:
+    aliases: dict[str, str]
+    if _is_pretrained(bare):
         pieces, made = _converted(bare, _saved(bare, live, ties))
         aliases = {}
     else:
@@ -139,21 +154,22 @@ def _bare(model: nn.Module) -> nn.Module:
         module = unwrapped(module)
         if id(module) not in twins:
             children: dict[str, nn.Module | None] = {}
-            twins[id(module)] = _twin(module, _modules=children)
+            twins[id(module)] = twin(module, _modules=children)
             children.update((name, child if child is None else bare(child)) for name, child in module._modules.items())
         return twins[id(module)]
 
     return bare(model)
 
 
-def _twin(module: nn.Module, **changes: Any) -> nn.Module:
+def twin(module: nn.Module, **changes: Any) -> nn.Module:
     """Another module with the same attributes, tensors included, except for ``changes``."""
     twin: nn.Module = object.__new__(type(module))
     vars(twin).update(vars(module), **changes)
     return twin
 
 
-def _refuse_adapters_and_shards(model: nn.Module) -> None:
+def refuse_adapters_and_shards(model: nn.Module) -> None:
+    """`UsageError` for modules whose parameters are not those of a checkpoint."""
     for name, module in model.named_modules():
         classes = type(module).__mro__
         from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in classes)
@@ -172,7 +188,7 @@ def _refuse_adapters_and_shards(model: nn.Module) -> None:
 
 
 def _live_tensors(model: nn.Module) -> Tensors:
-    """The parameters and persistent buffers by their names in `state_dict`; each one can be published."""
+    """The parameters and persistent buffers by their names in `state_dict`."""
     own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
     live = model.state_dict(keep_vars=True)
     if not live:
@@ -181,7 +197,6 @@ def _live_tensors(model: nn.Module) -> Tensors:
         if id(tensor) not in own:
             hint = "weightcast publishes parameters and buffers: remove other state from state_dict()."
             raise UsageError("an entry of state_dict() is not a parameter or buffer", tensor=name, hint=hint)
-        _refuse_unfit(name, tensor)
     return live
 
 
@@ -303,17 +318,18 @@ class _Traced(TorchFunctionMode):
 
 
 @dataclass(frozen=True, eq=False)
-class _Conversion:
+class Conversion:
     """What transformers computes from some tensors of a model, and from stand-ins for others that it looks at."""
 
     model: nn.Module
     sources: Tensors
     stand_ins: Tensors
 
-    def tensors(self) -> Tensors:
+    def tensors(self, sources: Tensors | None = None) -> Tensors:
+        """Its results, from the sources' current values or from other ``sources`` of the same names."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        live = {name: tensor.detach() for name, tensor in self.sources.items()}
+        live = {name: tensor.detach() for name, tensor in (self.sources if sources is None else sources).items()}
         with torch.no_grad(), _Uncopied():
             saved: Tensors = revert_weight_conversion(_with_own_conversions(self.model), {**self.stand_ins, **live})
         return saved
@@ -322,14 +338,14 @@ class _Conversion:
 def _with_own_conversions(model: nn.Module) -> Any:
     """The model with a copy of its conversions: reverting them edits their patterns."""
     kept = vars(model).get("_weight_conversions")
-    return model if kept is None else _twin(model, _weight_conversions=deepcopy(kept))
+    return model if kept is None else twin(model, _weight_conversions=deepcopy(kept))
 
 
 def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]]:
     stand_ins = {name: stand_in(tensor.shape, tensor.dtype) for name, tensor in live.items()}
     with _Traced(stand_ins) as traced:
         try:
-            saved = _Conversion(model, stand_ins, {}).tensors()
+            saved = Conversion(model, stand_ins, {}).tensors()
         except Exception as error:
             problem = f"transformers cannot convert this model to its checkpoint: {error}"
             raise UsageError(problem, hint="Does model.save_pretrained() work?") from error
@@ -354,18 +370,18 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
 
 def _conversion_from(
     model: nn.Module, names: Sequence[str], live: Tensors, stand_ins: Tensors, wanted: Tensors
-) -> _Conversion:
+) -> Conversion:
     """The conversion of ``names`` alone, if its result is the same; else with stand-ins for all the others.
 
     Names can depend on other names, and some operations need tensors that they do not use.
     """
     sources = {name: live[name] for name in names}
     try:
-        alone = _Conversion(model, {name: stand_ins[name] for name in names}, {}).tensors()
+        alone = Conversion(model, {name: stand_ins[name] for name in names}, {}).tensors()
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         alone = {}
     same = all(name in alone and _alike(alone[name], tensor) for name, tensor in wanted.items())
-    return _Conversion(model, sources, {} if same else stand_ins)
+    return Conversion(model, sources, {} if same else stand_ins)
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:

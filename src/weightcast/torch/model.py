@@ -119,10 +119,7 @@ class LiveModel:
 
     def save_beside(self, folder: Path) -> None:
         """Write the files that loaders need beside the weights: a transformers model's configuration."""
-        for name in ("config", "generation_config"):
-            save = getattr(getattr(self.model, name, None), "save_pretrained", None)
-            if save is not None:
-                save(folder)
+        save_configuration(self.model, folder)
 
     def digests(self) -> list[int]:
         """The digests of all tensors, computed in place."""
@@ -170,6 +167,14 @@ class TorchTarget(LiveModel):
     @torch.no_grad()
     def write(self, name: str, bits: Bits) -> None:
         self.slots[name].words().copy_(words_of(bits))
+
+
+def save_configuration(model: torch.nn.Module, folder: Path) -> None:
+    """Write the files that loaders of a transformers model need beside its weights."""
+    for name in ("config", "generation_config"):
+        save = getattr(getattr(model, name, None), "save_pretrained", None)
+        if save is not None:
+            save(folder)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
