@@ -22,6 +22,7 @@ from weightcast.errors import UsageError  # noqa: E402
 from weightcast.store.base import Store  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BF16, F32 = torch.bfloat16, torch.float32
 MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "ernie4_5_vl_moe"]
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
@@ -29,12 +30,12 @@ FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 
 def held(model: Any) -> list[tuple[str, Any]]:
     """What a framework streams that takes all from the `state_dict`, fused and in float32 or not."""
-    return [(name, tensor.detach()) for name, tensor in model.state_dict().items()]
+    return [(name, tensor.detach().to(DEVICE)) for name, tensor in model.state_dict().items()]
 
 
 def trained(model: Any) -> Iterator[tuple[str, Any]]:
     """What TRL streams."""
-    return ((name, tensor.detach()) for name, tensor in model.named_parameters() if tensor.requires_grad)
+    return ((name, tensor.detach().to(DEVICE)) for name, tensor in model.named_parameters() if tensor.requires_grad)
 
 
 def step(model: Any, seed: int) -> None:
