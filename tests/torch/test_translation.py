@@ -129,13 +129,17 @@ def one_process(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("family", ["qwen3 tied", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["qwen3 tied", "qwen3_moe", "mixtral", "qwen3_vl_moe", "llava", "ernie4_5_vl_moe", "t5"]
+)
 def test_sharded_model_is_enough(family: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     model, same = built(family), built(family)
-    for layer in model.model.layers:
-        fully_shard(layer)
+    parts = [] if model.all_tied_weights_keys else [part for part in model.modules() if part is not model]
+    for part in reversed(parts):  # the innermost first; what is tied is sharded together
+        if isinstance(part, tf.PreTrainedModel | tf.modeling_layers.GradientCheckpointingLayer):
+            fully_shard(part)
     fully_shard(model)
     stream = [(name, tensor.full_tensor()) for name, tensor in held(model)]
     assert_is_saved(Translation(model).translate(stream), same)

@@ -46,8 +46,14 @@ def structure_of(model: nn.Module) -> nn.Module:
             children: dict[str, nn.Module | None] = {}
             own = {"_parameters": emptied_all(module._parameters), "_buffers": emptied_all(module._buffers)}
             twins[id(module)] = twin(module, _modules=children, **own)
+            twins[id(module)].__class__ = _class_before_sharding(module)
             for name, child in module._modules.items():
                 children[name] = None if child is None else without_memory(child)
         return twins[id(module)]
 
     return without_memory(model)
+
+
+def _class_before_sharding(module: nn.Module) -> type[nn.Module]:
+    """transformers knows classes by their names, and `fully_shard` replaces them by subclasses of `FSDPModule`."""
+    return next(cls for cls in type(module).__mro__ if all(base.__name__ != "FSDPModule" for base in cls.__mro__))
