@@ -180,7 +180,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], Pairs], type[Exception], str, st
     "fused": (
         _with(**{"layers.0.experts.gate_up_proj": torch.zeros(3, 4, 5)}),
         UsageError,
-        "channel has no such tensor.*WeightcastCallback",
+        "channel has no such tensor.*pass the model",
         "layers.0.experts.gate_up_proj",
     ),
     "shape": (_with(**{"embed.weight": torch.zeros(16, 40)}), UsageError, r"\[16, 40\].*\[40, 16\]", "embed.weight"),

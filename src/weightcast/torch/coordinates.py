@@ -60,11 +60,11 @@ class Made:
     sources: tuple[torch.Tensor, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    _conversion: _Conversion = field(repr=False)
+    conversion: Conversion = field(repr=False)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, computed from the sources' current values; detached, contiguous."""
-        return self._conversion.tensors()[self.name].contiguous()
+        return self.conversion.tensors()[self.name].contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +86,26 @@ def coordinates_of(model: nn.Module, sharded: bool = False) -> Coordinates:
     ranks find the same.
     """
     model = unwrapped(model)
-    _refuse_adapters_and_shards(model)
+    refuse_adapters_and_shards(model)
     bare = _bare(model)
-    live = _live_tensors(bare, sharded)
-    ties = _ties(live)
-    if _is_pretrained(model):
+    live = _live_tensors(bare)
+    for name, tensor in live.items():
+        _refuse_unfit(name, tensor, sharded)
+    return _coordinates(model, bare, live, _ties(live))
+
+
+def coordinates_in(structure: nn.Module) -> Coordinates:
+    """The coordinates in a `structure_of` a model: the sources are its tensors, which have no memory."""
+    live = _live_tensors(structure)
+    names: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(live, key=str.encode):
+        names[id(live[name])].append(name)
+    return _coordinates(structure, structure, live, [tied for tied in names.values() if len(tied) > 1])
+
+
+def _coordinates(model: nn.Module, bare: nn.Module, live: Tensors, ties: Sequence[Sequence[str]]) -> Coordinates:
+    aliases: dict[str, str]
+    if _is_pretrained(bare):
         pieces, made = _converted(bare, _saved(bare, live, ties))
         aliases = {}
     else:
@@ -131,7 +146,7 @@ def _inside(module: nn.Module) -> nn.Module | None:
     return module._modules.get("_orig_mod")
 
 
-def _own_class(module: nn.Module) -> type[nn.Module]:
+def own_class(module: nn.Module) -> type[nn.Module]:
     """The module's class before `fully_shard`, which replaces it by a subclass of `FSDPModule`."""
     return next(cls for cls in type(module).__mro__ if all(base.__name__ != "FSDPModule" for base in cls.__mro__))
 
@@ -142,7 +157,7 @@ def _bare(model: nn.Module) -> nn.Module:
     transformers looks modules up by name, and conversions by the names of classes and of the Python modules that
     define them: renaming the tensors would not be enough.
     """
-    if all(_inside(module) is None and _own_class(module) is type(module) for module in model.modules()):
+    if all(_inside(module) is None and own_class(module) is type(module) for module in model.modules()):
         return model
     twins: dict[int, nn.Module] = {}
 
@@ -150,21 +165,22 @@ def _bare(model: nn.Module) -> nn.Module:
         module = unwrapped(module)
         if id(module) not in twins:
             children: dict[str, nn.Module | None] = {}
-            twins[id(module)] = _twin(module, _own_class(module), _modules=children)
+            twins[id(module)] = twin(module, own_class(module), _modules=children)
             children.update((name, child if child is None else bare(child)) for name, child in module._modules.items())
         return twins[id(module)]
 
     return bare(model)
 
 
-def _twin(module: nn.Module, cls: type[nn.Module], **changes: Any) -> nn.Module:
+def twin(module: nn.Module, cls: type[nn.Module], **changes: Any) -> nn.Module:
     """Another module with the same attributes, tensors included, except for ``changes``."""
     twin: nn.Module = object.__new__(cls)
     vars(twin).update(vars(module), **changes)
     return twin
 
 
-def _refuse_adapters_and_shards(model: nn.Module) -> None:
+def refuse_adapters_and_shards(model: nn.Module) -> None:
+    """`UsageError` for modules whose parameters are not those of a checkpoint."""
     for name, module in model.named_modules():
         classes = type(module).__mro__
         from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in classes)
@@ -197,8 +213,8 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def _live_tensors(model: nn.Module, sharded: bool) -> Tensors:
-    """The parameters and persistent buffers by their names in `state_dict`; each one can be published."""
+def _live_tensors(model: nn.Module) -> Tensors:
+    """The parameters and persistent buffers by their names in `state_dict`."""
     live = model.state_dict(keep_vars=True)  # first of all: FSDP2 reshards in its hooks
     own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
     if not live:
@@ -207,7 +223,6 @@ def _live_tensors(model: nn.Module, sharded: bool) -> Tensors:
         if id(tensor) not in own:
             hint = "weightcast publishes parameters and buffers: remove other state from state_dict()."
             raise UsageError("an entry of state_dict() is not a parameter or buffer", tensor=name, hint=hint)
-        _refuse_unfit(name, tensor, sharded)
     return live
 
 
@@ -345,17 +360,18 @@ class _Traced(TorchFunctionMode):
 
 
 @dataclass(frozen=True, eq=False)
-class _Conversion:
+class Conversion:
     """What transformers computes from some tensors of a model, and from stand-ins for others that it looks at."""
 
     model: nn.Module
     sources: Tensors
     stand_ins: Tensors
 
-    def tensors(self) -> Tensors:
+    def tensors(self, sources: Tensors | None = None) -> Tensors:
+        """Its results, from the sources' current values or from other ``sources`` of the same names."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        live = {name: tensor.detach() for name, tensor in self.sources.items()}
+        live = {name: tensor.detach() for name, tensor in (self.sources if sources is None else sources).items()}
         with torch.no_grad(), _Uncopied():
             saved: Tensors = revert_weight_conversion(_with_own_conversions(self.model), {**self.stand_ins, **live})
         return saved
@@ -364,14 +380,14 @@ class _Conversion:
 def _with_own_conversions(model: nn.Module) -> Any:
     """The model with a copy of its conversions: reverting them edits their patterns."""
     kept = vars(model).get("_weight_conversions")
-    return model if kept is None else _twin(model, type(model), _weight_conversions=deepcopy(kept))
+    return model if kept is None else twin(model, type(model), _weight_conversions=deepcopy(kept))
 
 
 def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]]:
     stand_ins = {name: stand_in(tensor.shape, tensor.dtype) for name, tensor in live.items()}
     with _Traced(stand_ins) as traced:
         try:
-            saved = _Conversion(model, stand_ins, {}).tensors()
+            saved = Conversion(model, stand_ins, {}).tensors()
         except Exception as error:
             problem = f"transformers cannot convert this model to its checkpoint: {error}"
             raise UsageError(problem, hint="Does model.save_pretrained() work?") from error
@@ -396,18 +412,18 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
 
 def _conversion_from(
     model: nn.Module, names: Sequence[str], live: Tensors, stand_ins: Tensors, wanted: Tensors
-) -> _Conversion:
+) -> Conversion:
     """The conversion of ``names`` alone, if its result is the same; else with stand-ins for all the others.
 
     Names can depend on other names, and some operations need tensors that they do not use.
     """
     sources = {name: live[name] for name in names}
     try:
-        alone = _Conversion(model, {name: stand_ins[name] for name in names}, {}).tensors()
+        alone = Conversion(model, {name: stand_ins[name] for name in names}, {}).tensors()
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         alone = {}
     same = all(name in alone and _alike(alone[name], tensor) for name, tensor in wanted.items())
-    return _Conversion(model, sources, {} if same else stand_ins)
+    return Conversion(model, sources, {} if same else stand_ins)
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:

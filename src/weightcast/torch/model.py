@@ -124,10 +124,7 @@ class LiveModel:
 
     def save_beside(self, folder: Path) -> None:
         """Write the files that loaders need beside the weights: a transformers model's configuration."""
-        for name in ("config", "generation_config"):
-            save = getattr(getattr(self.model, name, None), "save_pretrained", None)
-            if save is not None:
-                save(folder)
+        save_configuration(self.model, folder)
 
     def digests(self) -> list[int]:
         """The digests of all tensors, computed in place."""
@@ -195,6 +192,14 @@ class WireDtypes:
         spec = self.spec(name, shape, registered.dtype)
         dtensor = registered if is_dtensor(registered) else None
         return Slot(spec, memory_of(registered), offset, spec.dtype != DTYPES[registered.dtype], dtensor)
+
+
+def save_configuration(model: torch.nn.Module, folder: Path) -> None:
+    """Write the files that loaders of a transformers model need beside its weights."""
+    for name in ("config", "generation_config"):
+        save = getattr(getattr(model, name, None), "save_pretrained", None)
+        if save is not None:
+            save(folder)
 
 
 @dataclass
