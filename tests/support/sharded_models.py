@@ -137,7 +137,7 @@ class Checked:
         changed = {name: np.flatnonzero(old[name] != new[name]) for name in new}
         assert found.keys() == {name for name, at in changed.items() if at.size}
         for name, change in found.items():
-            assert change.spec == live.places[name].part
+            assert change.spec == live.table[name]
             _same(change, changed[name], old[name], new[name])
 
     def follow(self, detect: str) -> None:

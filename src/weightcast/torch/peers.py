@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,10 @@ import torch.distributed as dist
 from weightcast.errors import PeerError, UsageError
 
 _RESTART = "Restart the training on all ranks: the channel goes on from its last version."
+
+
+_kept: dict[tuple[int, ...], Any] = {}
+"""Groups of some of the ranks, by these."""
 
 
 @contextmanager
@@ -51,7 +56,15 @@ class GroupPeers:
         self.size, self.rank = len(self.ranks), self.ranks.index(dist.get_rank())
         # Rank 0 has waited for a late rank before the others give up, and tells them which one it is.
         timeout = _timeout_of(group) * (2 if self.rank else 1)
-        self._group = dist.new_group(self.ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
+        # A group that not all ranks make is named by its ranks alone: a second one of that name could meet the first's
+        # addresses. Such a group is kept for the next publisher.
+        self._is_kept = self.size < dist.get_world_size()
+        key = tuple(self.ranks)
+        self._group = _kept.get(key) or dist.new_group(
+            self.ranks, backend="gloo", timeout=timeout, use_local_synchronization=self._is_kept
+        )
+        if self._is_kept:
+            _kept[key] = self._group
 
     def gather(self, mine: bytes) -> list[bytes] | None:
         if self.rank:
@@ -97,5 +110,7 @@ class GroupPeers:
 
     def close(self) -> None:
         """Leave the group. Messages that others wait for do not come any more."""
+        if self._is_kept:
+            return
         with suppress(RuntimeError, ValueError):  # the process group it is part of may be gone already
             dist.destroy_process_group(self._group)
