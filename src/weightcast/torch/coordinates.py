@@ -14,9 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -52,18 +54,27 @@ class Piece:
         return self.source.detach().view(-1).narrow(0, self.offset, prod(self.shape)).view(self.shape)
 
 
+class Making(Protocol):
+    """A computation of tensors of the checkpoint, such as a conversion by transformers."""
+
+    def tensors(self) -> Tensors:
+        """Compute them from the model's current values; detached."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A tensor of the checkpoint that is not part of any memory: transformers computes it from its sources."""
+    """A tensor of the checkpoint that is not part of any memory: it is computed from its sources."""
 
     name: str
     sources: tuple[torch.Tensor, ...]
     shape: tuple[int, ...]
-    _conversion: _Conversion = field(repr=False)
+    dtype: torch.dtype
+    making: Making = field(repr=False)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, computed from the sources' current values; detached, contiguous."""
-        return self._conversion.tensors()[self.name].contiguous()
+        return self.making.tensors()[self.name].contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,16 +87,30 @@ class Coordinates:
     """Alias to name: the other names of tied tensors of a plain module. Empty for a transformers model."""
     model: nn.Module
     """The model without its wrappers."""
+    write_configs: Callable[[Path], None]
+    """Writes the files that loaders need beside the weights into a folder."""
+    is_adapter: bool = False
+    """Whether these are the tensors of an adapter alone."""
+    refuse_changed: Callable[[], None] = lambda: None
+    """`UsageError` if the model is no longer set up as it was, so that these are not its tensors any more."""
 
 
 def coordinates_of(model: nn.Module) -> Coordinates:
-    """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved."""
+    """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved.
+
+    A model of PEFT is refused: `weightcast.torch.adapters` has the coordinates of those.
+    """
     model = unwrapped(model)
-    _refuse_adapters_and_shards(model)
-    bare = _bare(model)
+    _refuse_adapters(model)
+    return coordinates_in(bare(model), model)
+
+
+def coordinates_in(bare: nn.Module, model: nn.Module) -> Coordinates:
+    """The coordinates of ``model``, in which ``bare`` is the part that is saved, without any wrappers."""
+    refuse_shards(bare)
     live = _live_tensors(bare)
     ties = _ties(live)
-    if _is_pretrained(model):
+    if _is_pretrained(bare):
         pieces, made = _converted(bare, _saved(bare, live, ties))
         aliases = {}
     else:
@@ -93,11 +118,22 @@ def coordinates_of(model: nn.Module) -> Coordinates:
         pieces = [Piece(name, live[name], 0, tuple(live[name].shape)) for name in live.keys() - aliases.keys()]
         made = []
     _announce(tensor.name for tensor in made)
-    return Coordinates(tuple(sorted(pieces, key=_by_name)), tuple(sorted(made, key=_by_name)), aliases, model)
+    return Coordinates(sort_by_name(pieces), sort_by_name(made), aliases, model, partial(_write_configs, bare))
 
 
-def _by_name(tensor: Piece | Made) -> bytes:
-    return tensor.name.encode()
+Placed = TypeVar("Placed", Piece, Made)
+
+
+def sort_by_name(tensors: Iterable[Placed]) -> tuple[Placed, ...]:
+    return tuple(sorted(tensors, key=lambda tensor: tensor.name.encode()))
+
+
+def _write_configs(model: nn.Module, folder: Path) -> None:
+    """Write what loaders need beside the weights: a transformers model's configuration."""
+    for name in ("config", "generation_config"):
+        save = getattr(getattr(model, name, None), "save_pretrained", None)
+        if save is not None:
+            save(folder)
 
 
 def _announce(names: Iterable[str]) -> None:
@@ -126,24 +162,28 @@ def _inside(module: nn.Module) -> nn.Module | None:
     return module._modules.get("_orig_mod")
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def bare(model: nn.Module) -> nn.Module:
     """The model with all wrappers inside it removed: the same tensors under their names without wrappers.
 
     transformers looks modules up by name, so renaming the tensors would not be enough.
     """
-    if all(_inside(module) is None for module in model.modules()):
-        return model
+    return model if all(_inside(module) is None for module in model.modules()) else rebuilt(model, unwrapped)
+
+
+def rebuilt(model: nn.Module, content: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """Other modules around the same tensors; each module of ``model`` is replaced by its ``content``."""
     twins: dict[int, nn.Module] = {}
 
-    def bare(module: nn.Module) -> nn.Module:
-        module = unwrapped(module)
+    def rebuild(module: nn.Module) -> nn.Module:
+        module = content(module)
         if id(module) not in twins:
             children: dict[str, nn.Module | None] = {}
             twins[id(module)] = _twin(module, _modules=children)
-            children.update((name, child if child is None else bare(child)) for name, child in module._modules.items())
+            for name, child in module._modules.items():
+                children[name] = child if child is None else rebuild(child)
         return twins[id(module)]
 
-    return bare(model)
+    return rebuild(model)
 
 
 def _twin(module: nn.Module, **changes: Any) -> nn.Module:
@@ -153,18 +193,22 @@ def _twin(module: nn.Module, **changes: Any) -> nn.Module:
     return twin
 
 
-def _refuse_adapters_and_shards(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        classes = type(module).__mro__
-        from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in classes)
+def _refuse_adapters(model: nn.Module) -> None:
+    for module in model.modules():
+        from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in type(module).__mro__)
         if from_peft or vars(module).get("_hf_peft_config_loaded"):
             raise UsageError(
                 f"a model with adapters ({type(module).__name__}) has no checkpoint of its own",
-                hint="Pass the base model, with the adapters merged into it: peft_model.merge_and_unload().",
+                hint="Pass the PeftModel itself to publish its adapter, or weightcast.torch.Merged(peft_model).",
             )
+
+
+def refuse_shards(model: nn.Module) -> None:
+    """`UsageError` for a model whose tensors are not what a checkpoint would hold."""
+    for name, module in model.named_modules():
         if vars(module).get("hf_quantizer") is not None:
             raise UsageError("a quantised model cannot be published", hint="Dequantise it: model.dequantize().")
-        if any(cls.__name__ == "FullyShardedDataParallel" for cls in classes):
+        if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
             raise UsageError("sharded parameters are not supported yet", tensor=name or None)
 
 
@@ -181,11 +225,13 @@ def _live_tensors(model: nn.Module) -> Tensors:
         if id(tensor) not in own:
             hint = "weightcast publishes parameters and buffers: remove other state from state_dict()."
             raise UsageError("an entry of state_dict() is not a parameter or buffer", tensor=name, hint=hint)
-        _refuse_unfit(name, tensor)
+        refuse_unfit(name, tensor)
     return live
 
 
-def _refuse_unfit(name: str, tensor: torch.Tensor) -> None:
+def refuse_unfit(name: str, tensor: torch.Tensor) -> None:
+    """`UsageError` for a tensor whose bits cannot be read in place."""
+
     def unfit(problem: str, hint: str | None = None) -> UsageError:
         return UsageError(problem, tensor=name, hint=hint)
 
@@ -303,7 +349,7 @@ class _Traced(TorchFunctionMode):
 
 
 @dataclass(frozen=True, eq=False)
-class _Conversion:
+class Conversion:
     """What transformers computes from some tensors of a model, and from stand-ins for others that it looks at."""
 
     model: nn.Module
@@ -329,7 +375,7 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
     stand_ins = {name: stand_in(tensor.shape, tensor.dtype) for name, tensor in live.items()}
     with _Traced(stand_ins) as traced:
         try:
-            saved = _Conversion(model, stand_ins, {}).tensors()
+            saved = Conversion(model, stand_ins, {}).tensors()
         except Exception as error:
             problem = f"transformers cannot convert this model to its checkpoint: {error}"
             raise UsageError(problem, hint="Does model.save_pretrained() work?") from error
@@ -348,24 +394,24 @@ def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]
     for names, tensors in others.items():
         conversion = _conversion_from(model, names, live, stand_ins, tensors)
         sources = tuple(live[name] for name in names)
-        made += [Made(name, sources, tuple(t.shape), conversion) for name, t in tensors.items()]
+        made += [Made(name, sources, tuple(t.shape), t.dtype, conversion) for name, t in tensors.items()]
     return pieces, made
 
 
 def _conversion_from(
     model: nn.Module, names: Sequence[str], live: Tensors, stand_ins: Tensors, wanted: Tensors
-) -> _Conversion:
+) -> Conversion:
     """The conversion of ``names`` alone, if its result is the same; else with stand-ins for all the others.
 
     Names can depend on other names, and some operations need tensors that they do not use.
     """
     sources = {name: live[name] for name in names}
     try:
-        alone = _Conversion(model, {name: stand_ins[name] for name in names}, {}).tensors()
+        alone = Conversion(model, {name: stand_ins[name] for name in names}, {}).tensors()
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         alone = {}
     same = all(name in alone and _alike(alone[name], tensor) for name, tensor in wanted.items())
-    return _Conversion(model, sources, {} if same else stand_ins)
+    return Conversion(model, sources, {} if same else stand_ins)
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:

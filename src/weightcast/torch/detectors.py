@@ -94,11 +94,17 @@ class ModelScan:
         yield from sorted(chain.from_iterable(found), key=lambda change: self.table.ordinal(change.spec.name))
 
 
+def _copy_of(batch: Batch, live: LiveModel) -> Copied:
+    with live.present(batch):
+        return live.kernels(batch.device).take(batch)
+
+
 def _changes_since(shadow: Copied, live: LiveModel, codec: CodecName) -> Iterator[Change]:
     """What changed in a batch since the copy, which is updated."""
     batch = shadow.batch
     kernels = live.kernels(batch.device)
-    delivered = kernels.deliver(batch, kernels.differ(batch, shadow), codec, shadow)
+    with live.present(batch):
+        delivered = kernels.deliver(batch, kernels.differ(batch, shadow), codec, shadow)
     kernels.rest(batch)
     return delivered.changes({})
 
@@ -114,7 +120,7 @@ class Resident:
         self._codec = codec
         slots = list(live.slots.values())
         away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
-        taken = (live.kernels(batch.device).take(batch) for batch in batches_of(slots, _HOST_BATCH if away else None))
+        taken = (_copy_of(batch, live) for batch in live.batches(slots, _HOST_BATCH if away else None))
         self._shadows: list[Copied | PinnedCopy] = [
             PinnedCopy(copied) if away and copied.batch.device.type == "cuda" else copied for copied in taken
         ]
@@ -122,7 +128,6 @@ class Resident:
     @torch.no_grad()
     def scan(self) -> Scan:
         self.weights.relocate()
-        self.weights.remake()
         found = []
         for shadow in self._shadows:
             old = shadow.load() if isinstance(shadow, PinnedCopy) else shadow
@@ -228,7 +233,7 @@ class Transient:
             self._journal(batch, owner) for owner, slots in by_owner.items() for batch in batches_of(slots)
         ]
         # Buffers, and what is computed from parameters: small, and nothing signals when they change.
-        self._kept = [live.kernels(batch.device).take(batch) for batch in batches_of(kept)]
+        self._kept = [_copy_of(batch, live) for batch in live.batches(kept)]
         self._suspicious = False
         self._hooks = [
             hook
@@ -292,7 +297,6 @@ class Transient:
             journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
             found.append(delivered.changes(replaced) if delivered else _replacements(journal, replaced))
-        self.weights.remake()
         found += [_changes_since(shadow, self.weights, self._codec) for shadow in self._kept]
         self._suspicious = False
         return ModelScan(self.weights.table, found)
@@ -333,7 +337,8 @@ def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optim
         for parameter in group["params"]
     }
     sources = {name: slot.source for name, slot in live.slots.items() if name not in live.made}
-    if not any(id(source) in owners for source in sources.values()):
+    of_made = (source for made in live.made.values() for source in made.sources)
+    if not any(id(source) in owners for source in chain(sources.values(), of_made)):
         hint = "Create it from this model's parameters(), after moving the model to its device."
         raise UsageError("the optimizer owns none of the model's parameters", hint=hint)
     for name, source in sources.items():

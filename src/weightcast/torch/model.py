@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +23,16 @@ from weightcast.format.scan import WireDtype, check_wire_dtype
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import ONE, Workers
+from weightcast.torch.adapters import layout_of
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of, unsigned
-from weightcast.torch.coordinates import DTYPES, Made, coordinates_of
+from weightcast.torch.coordinates import DTYPES, Made
 from weightcast.torch.decoder import DecodingKernels, decode_in_place
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
+
+
+_MADE = 1 << 26
+"""Elements of tensors that are not part of the model's memory, which are computed for one batch."""
 
 
 class LiveModel:
@@ -42,7 +48,8 @@ class LiveModel:
         table: TensorTable | None = None,
         workers: Workers = ONE,
     ):
-        self.layout = coordinates_of(model)
+        self.layout = layout_of(model)
+        self.is_adapter = self.layout.is_adapter
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._workers = workers
         wire = wire_name(dtype)
@@ -55,7 +62,7 @@ class LiveModel:
 
         self.made: dict[str, Made] = {made.name: made for made in self.layout.made}
         self.slots = {one.name: slot(one.name, one.shape, one.source, one.offset) for one in self.layout.pieces}
-        self.slots |= {one.name: slot(one.name, one.shape, one.tensor(), 0) for one in self.layout.made}
+        self.slots |= {one.name: slot(one.name, one.shape, _unmade(one), 0) for one in self.layout.made}
         self.table = TensorTable.of([slot.spec for slot in self.slots.values()], self.layout.aliases)
         tensors = _tensors(self.layout.model)
         self._known = set(tensors)
@@ -63,7 +70,7 @@ class LiveModel:
         for name, tensor in tensors.items():
             self._names.setdefault(id(tensor), []).append(name)
         self._homes = {piece.name: self._names[id(piece.source)] for piece in self.layout.pieces}
-        self._kinds = {name: _kind(slot.source) for name, slot in self.slots.items()}
+        self._kinds = {piece.name: _kind(piece.source) for piece in self.layout.pieces}
         self._census = _Census.of(self.layout.model)
 
     @property
@@ -75,6 +82,7 @@ class LiveModel:
 
         `UsageError` if a new one has another dtype, size or device: its memory would be misread.
         """
+        self.layout.refuse_changed()
         census = _Census.of(self.model)
         if census.same(self._census):
             return []
@@ -98,10 +106,29 @@ class LiveModel:
         self._census = census
         return moved
 
-    def remake(self) -> None:
-        """Recompute the tensors that are not part of the model's memory."""
-        for name, made in self.made.items():
-            self.slots[name].source = made.tensor()
+    def batches(self, slots: Iterable[Slot] | None = None, most: int | None = None) -> list[Batch]:
+        """Group slots, or all of them, into batches; a batch has at most ``most`` elements.
+
+        Tensors that are not part of the model's memory have batches of their own, of a limited size.
+        """
+        given = list(self.slots.values() if slots is None else slots)
+        own = [slot for slot in given if slot.spec.name not in self.made]
+        made = [slot for slot in given if slot.spec.name in self.made]
+        return batches_of(own, most) + batches_of(made, min(most or _MADE, _MADE))
+
+    @contextmanager
+    def present(self, batch: Batch) -> Iterator[None]:
+        """Compute the tensors of a batch that are not part of the model's memory; they are freed after the block."""
+        slots = {slot.spec.name: slot for slot in batch.slots if slot.spec.name in self.made}
+        try:
+            for making in {id(self.made[name].making): self.made[name].making for name in slots}.values():
+                for name, tensor in making.tensors().items():
+                    if name in slots:
+                        slots[name].source = tensor.contiguous()
+            yield
+        finally:
+            for name, slot in slots.items():
+                slot.source = _unmade(self.made[name])
 
     def kernels(self, device: torch.device) -> Kernels[Any]:
         if device not in self._kernels:
@@ -112,25 +139,22 @@ class LiveModel:
         """A tensor's wire bits: the model's own memory if it is on the host and nothing is rounded."""
         slot = self.slots[name]
         if name in self.made:
-            slot.source = self.made[name].tensor()
+            slot = replace(slot, source=self.made[name].tensor())
         if not slot.narrow:
             return unsigned(slot.words().cpu())
         return unsigned(self.kernels(slot.source.device).take(Batch([slot])).words()[0].cpu())
 
     def save_beside(self, folder: Path) -> None:
-        """Write the files that loaders need beside the weights: a transformers model's configuration."""
-        for name in ("config", "generation_config"):
-            save = getattr(getattr(self.model, name, None), "save_pretrained", None)
-            if save is not None:
-                save(folder)
+        """Write the files that loaders need beside the weights: a model's or an adapter's configuration."""
+        self.layout.write_configs(folder)
 
     def digests(self) -> list[int]:
         """The digests of all tensors, computed in place."""
-        self.remake()
         found: dict[str, int] = {}
-        for batch in batches_of(list(self.slots.values())):
+        for batch in self.batches():
             kernels = self.kernels(batch.device)
-            sums = kernels.digests(batch).tolist()
+            with self.present(batch):
+                sums = kernels.digests(batch).tolist()
             kernels.rest(batch)
             found |= {spec.name: total % MODULUS for spec, total in zip(batch.specs, sums, strict=True)}
         return [found[spec.name] for spec in self.table]
@@ -170,6 +194,11 @@ class TorchTarget(LiveModel):
     @torch.no_grad()
     def write(self, name: str, bits: Bits) -> None:
         self.slots[name].words().copy_(words_of(bits))
+
+
+def _unmade(made: Made) -> torch.Tensor:
+    """Stands for a tensor that is not computed at the moment: of its dtype, on its device, without elements."""
+    return torch.empty(0, dtype=made.dtype, device=made.sources[0].device)
 
 
 def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
