@@ -1,4 +1,4 @@
-"""Coordinates of PEFT models: of the adapter alone, or of the weights that the base has with the adapter merged into it.
+"""Coordinates of PEFT models: of the adapter alone, or of the base's weights with the adapter merged into them.
 
 PeftModel ─────────▶ names of `save_pretrained`, each tensor where it lies in the adapter's parameters
 Merged(PeftModel) ─▶ names of the base model's `save_pretrained`; what the adapter touches is merged again for each
@@ -193,8 +193,8 @@ def _untie(plain: nn.Module) -> None:
         both = [embeddings.get_input_embeddings(), embeddings.get_output_embeddings()]
     except (AttributeError, NotImplementedError):
         return
-    weights = [getattr(one, "weight", None) for one in both]
-    if all(weight is not None for weight in weights) and len({weight.data_ptr() for weight in weights}) == 2:
+    addresses = {one.weight.data_ptr() for one in both if getattr(one, "weight", None) is not None}
+    if len(addresses) == 2:
         vars(plain)["config"] = deepcopy(config)
         vars(plain)["config"].tie_word_embeddings = False
 

@@ -30,7 +30,6 @@ from weightcast.torch.decoder import DecodingKernels, decode_in_place
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
 
-
 _MADE = 1 << 26
 """Elements of tensors that are not part of the model's memory, which are computed for one batch."""
 
