@@ -43,12 +43,12 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Model .*with `tie_word_embeddings=True`")
+@pytest.mark.filterwarnings("ignore:Model (has|with) `tie_word_embeddings=True`")
 @pytest.mark.parametrize("what", ADAPTERS)
 def test_mirror_is_what_a_merged_copy_saves_at_every_version(what: str, tmp_path: Path) -> None:
     model = adapted(**ADAPTERS[what])
     optimizer, store = adam(model), MemoryStore("merged")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if "base_layer" in name}
+    frozen = {name: one.clone() for name, one in model.named_parameters() if not one.requires_grad}
     with wc.Publisher(store, Merged(model), optimizer=optimizer, threads=1) as publisher:
         for number in range(STEPS + 1):
             if number:
@@ -58,9 +58,9 @@ def test_mirror_is_what_a_merged_copy_saves_at_every_version(what: str, tmp_path
             assert_same(mirror, saved)
     assert names_in(mirror) == names_in(saved)
     one, other = (json.loads((folder / "config.json").read_text()) for folder in (mirror, saved))
-    assert one == other
+    assert one == {key: other[key] for key in one}
     after = model.state_dict()
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert all(torch.equal(tensor, after[name]) for name, tensor in frozen.items())
 
 
 @pytest.mark.parametrize("detect", ["transient", "device", "host"])

@@ -38,6 +38,9 @@ _CODE = {"auto_map", "custom_pipelines"}
 _CODE_OF_ADAPTERS = {"auto_mapping", "megatron_config", "megatron_core", "cache_file", "covariance_file"}
 """Keys of an adapter's configuration that name modules to import, or pickled files to load."""
 
+_HARMLESS = {"megatron.core"}
+"""A module that PEFT names in every configuration, and imports only with a `megatron_config`."""
+
 _KERNELS = {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
 """Keys that name a kernel: one of transformers' own or, with a slash, one to fetch from a repository."""
 
@@ -132,4 +135,6 @@ def _remove_code(value: Any, more: Iterable[str] = ()) -> bool:
 def _names_code(key: str, value: Any, more: Iterable[str]) -> bool:
     if value is None or isinstance(value, int | float):  # a token of a vocabulary may have any name
         return False
-    return key in _CODE or key in more or (key in _KERNELS and "/" in json.dumps(value))
+    if key in more:
+        return not (isinstance(value, str) and value in _HARMLESS)
+    return key in _CODE or (key in _KERNELS and "/" in json.dumps(value))
