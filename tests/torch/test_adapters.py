@@ -30,6 +30,7 @@ from torch import nn  # noqa: E402
 import weightcast as wc  # noqa: E402
 from weightcast.errors import UsageError  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
+from weightcast.torch import TorchTarget  # noqa: E402
 from weightcast.torch.adapters import layout_of  # noqa: E402
 
 STEPS = 3
@@ -132,6 +133,19 @@ def test_saved_adapter_begins_a_channel_that_a_publisher_continues(tmp_path: Pat
     with wc.Publisher(store, model, threads=1) as publisher:
         assert publisher.position.version == 0
     assert names_in(pulled(store, tmp_path / "mirror")) >= {"adapter_model.safetensors", "adapter_config.json"}
+
+
+def test_follower_may_be_a_model_of_peft() -> None:
+    model, follower, store = adapted(), adapted(), MemoryStore("adapter")
+    optimizer = adam(model)
+    with wc.Publisher(store, model, optimizer=optimizer, threads=1) as publisher:
+        step(model, optimizer, 1)
+        position = publisher.publish().result(60).position
+    with wc.Subscriber(store, follower, threads=1) as subscriber:
+        subscriber.sync()
+    assert wc.fingerprint(TorchTarget(follower)).digest == position.digest
+    theirs = follower.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in model.state_dict().items())
 
 
 # What is refused

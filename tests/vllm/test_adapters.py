@@ -45,3 +45,6 @@ def test_vllm_answers_with_a_mirror_as_with_what_peft_saved(model: Callable[[str
     assert first == first_saved
     assert second == second_saved
     assert first != second != told["base"]
+    assert told["before"] == first
+    assert told["renamed"] == second
+    assert told["inplace"] != second  # docs/guides/lora.md: what is cached of the prompt is the older version's
