@@ -116,6 +116,25 @@ def test_merged_tensors_take_memory_only_while_they_are_compared() -> None:
     assert [slot.source.numel() for name, slot in live.slots.items() if name in live.made] == [0] * len(live.made)
 
 
+def test_experts_that_are_read_one_by_one_are_merged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft.tuners.lora.layer import ParamWrapper
+
+    from weightcast.torch.model import LiveModel
+
+    model = adapted("qwen3_moe", target_parameters=EXPERTS)
+    live, merges, merge = LiveModel(Merged(model)), [], ParamWrapper.merge
+    monkeypatch.setattr(ParamWrapper, "merge", lambda layer, **options: merges.append(1) or merge(layer, **options))
+    experts = [name for name in live.made if ".experts." in name]
+    before = [live.read(name).copy() for name in experts]
+    assert len(experts) == 2 * 4 * 3
+    assert len(merges) == 2 * len(EXPERTS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1)
+    assert all((live.read(name) != bits).any() for name, bits in zip(experts, before, strict=True))
+
+
 def test_merging_two_active_adapters_is_exact(tmp_path: Path) -> None:
     model = adapted(use_dora=True)
     model.add_adapter("other", lora(r=2))

@@ -36,7 +36,7 @@ from weightcast.torch.batch import (
     log_edits,
     replacement,
 )
-from weightcast.torch.model import LiveModel
+from weightcast.torch.model import LiveModel, write_count
 from weightcast.torch.transit import PinnedCopy, sums_in_transit
 
 _CHECK_EVERY = 50
@@ -162,7 +162,7 @@ class _Journal:
 
     def marks_now(self) -> list[tuple[int, int]]:
         """What changes when anything writes to a parameter, except through `.data`, which torch does not count."""
-        return [(_version(slot.source), slot.source.data_ptr()) for slot in self.batch.slots]
+        return [(write_count(slot.source), slot.source.data_ptr()) for slot in self.batch.slots]
 
     def open(self) -> None:
         """A step begins."""
@@ -322,10 +322,6 @@ def _replacements(journal: _Journal, replaced: Mapping[int, tuple[Bits, int]]) -
     for i, (bits, digest) in replaced.items():
         journal.ledger.replace(i, bits, digest)
         yield replacement(journal.batch.specs[i], bits, digest)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optimizer]:

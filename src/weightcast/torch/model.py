@@ -25,7 +25,7 @@ from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.adapters import layout_of
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of, unsigned
-from weightcast.torch.coordinates import DTYPES, Made
+from weightcast.torch.coordinates import DTYPES, Made, Making, Tensors
 from weightcast.torch.decoder import DecodingKernels, decode_in_place
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
@@ -71,6 +71,7 @@ class LiveModel:
         self._homes = {piece.name: self._names[id(piece.source)] for piece in self.layout.pieces}
         self._kinds = {piece.name: _kind(piece.source) for piece in self.layout.pieces}
         self._census = _Census.of(self.layout.model)
+        self._last_read: tuple[Making, list[tuple[int, int]], Tensors] | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -82,6 +83,7 @@ class LiveModel:
         `UsageError` if a new one has another dtype, size or device: its memory would be misread.
         """
         self.layout.refuse_changed()
+        self._last_read = None
         census = _Census.of(self.model)
         if census.same(self._census):
             return []
@@ -138,10 +140,22 @@ class LiveModel:
         """A tensor's wire bits: the model's own memory if it is on the host and nothing is rounded."""
         slot = self.slots[name]
         if name in self.made:
-            slot = replace(slot, source=self.made[name].tensor())
+            slot = replace(slot, source=self._compute(self.made[name]))
         if not slot.narrow:
             return unsigned(slot.words().cpu())
         return unsigned(self.kernels(slot.source.device).take(Batch([slot])).words()[0].cpu())
+
+    def _compute(self, made: Made) -> torch.Tensor:
+        """A tensor that is not part of the model's memory.
+
+        What is computed together is kept until the next scan, or until a source was written to: a layer of experts is
+        read as hundreds of tensors.
+        """
+        marks = [(write_count(source), source.data_ptr()) for source in made.sources]
+        last = self._last_read
+        if last is None or last[0] is not made.making or last[1] != marks:
+            last = self._last_read = made.making, marks, made.making.tensors()
+        return last[2][made.name].contiguous()
 
     def save_beside(self, folder: Path) -> None:
         """Write the files that loaders need beside the weights: a model's or an adapter's configuration."""
@@ -193,6 +207,11 @@ class TorchTarget(LiveModel):
     @torch.no_grad()
     def write(self, name: str, bits: Bits) -> None:
         self.slots[name].words().copy_(words_of(bits))
+
+
+def write_count(tensor: torch.Tensor) -> int:
+    """How often torch saw the tensor written to; it does not see what is written through `.data`."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _unmade(made: Made) -> torch.Tensor:
