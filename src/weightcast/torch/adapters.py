@@ -27,15 +27,13 @@ from weightcast.torch.coordinates import (
     Made,
     Piece,
     Tensors,
-    bare,
     coordinates_in,
     coordinates_of,
-    rebuilt,
     refuse_shards,
     refuse_unfit,
     sort_by_name,
-    unwrapped,
 )
+from weightcast.torch.wrappers import bare, rebuilt, unwrapped
 
 
 class Merged(nn.Module):

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from weightcast.errors import UsageError
 from weightcast.format.tensors import DTYPE_NAMES
 from weightcast.torch.tracing import stand_in, storage_key, tensors_in
+from weightcast.torch.wrappers import bare, twin_of, unwrapped
 
 DTYPES: Mapping[torch.dtype, str] = {
     getattr(torch, name): dtype for name, dtype in DTYPE_NAMES.items() if hasattr(torch, name)
@@ -145,52 +146,7 @@ def _announce(names: Iterable[str]) -> None:
         _log.info("not part of a parameter, computed again for each version: %s", which)
 
 
-# Wrappers
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile, DataParallel and DistributedDataParallel, in any nesting."""
-    while (inside := _inside(model)) is not None:
-        model = inside
-    return model
-
-
-def _inside(module: nn.Module) -> nn.Module | None:
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        wrapped: nn.Module = module.module
-        return wrapped
-    return module._modules.get("_orig_mod")
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """The model with all wrappers inside it removed: the same tensors under their names without wrappers.
-
-    transformers looks modules up by name, so renaming the tensors would not be enough.
-    """
-    return model if all(_inside(module) is None for module in model.modules()) else rebuilt(model, unwrapped)
-
-
-def rebuilt(model: nn.Module, content: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Other modules around the same tensors; each module of ``model`` is replaced by its ``content``."""
-    twins: dict[int, nn.Module] = {}
-
-    def rebuild(module: nn.Module) -> nn.Module:
-        module = content(module)
-        if id(module) not in twins:
-            children: dict[str, nn.Module | None] = {}
-            twins[id(module)] = _twin(module, _modules=children)
-            for name, child in module._modules.items():
-                children[name] = child if child is None else rebuild(child)
-        return twins[id(module)]
-
-    return rebuild(model)
-
-
-def _twin(module: nn.Module, **changes: Any) -> nn.Module:
-    """Another module with the same attributes, tensors included, except for ``changes``."""
-    twin: nn.Module = object.__new__(type(module))
-    vars(twin).update(vars(module), **changes)
-    return twin
+# What cannot be saved
 
 
 def _refuse_adapters(model: nn.Module) -> None:
@@ -368,7 +324,7 @@ class Conversion:
 def _with_own_conversions(model: nn.Module) -> Any:
     """The model with a copy of its conversions: reverting them edits their patterns."""
     kept = vars(model).get("_weight_conversions")
-    return model if kept is None else _twin(model, _weight_conversions=deepcopy(kept))
+    return model if kept is None else twin_of(model, _weight_conversions=deepcopy(kept))
 
 
 def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]]:
