@@ -26,8 +26,9 @@ from weightcast.errors import CheckpointError, UsageError
 from weightcast.format.codec import CODECS
 from weightcast.format.diff import diff
 from weightcast.format.digest import Fingerprint, fingerprint
+from weightcast.format.joined import decode
 from weightcast.format.patch import Patch
-from weightcast.format.patchfile import PatchReader, decode, encode
+from weightcast.format.patchfile import PatchReader, encode
 from weightcast.format.safetensors import BytesSource
 from weightcast.format.tensors import Arrays, Bits
 from weightcast.format.workers import Workers

@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
                 parameter.grad = torch.randn_like(parameter)
             optimizer.step()
             commit = publisher.publish(step=step).result()
-            coded = (url / commit.object.key).read_bytes()
+            coded = (url / commit.objects[0].key).read_bytes()
             kernels.append(kernels_alone(target, coded))
             if step == options.steps - 1:
                 copied, decoded = on_the_host(target, coded, workers)

@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         "parameters": table.elements,
         "threads": options.threads,
         "changed": median(commit.changed for commit in commits[counted]) / table.elements,
-        "bytes": median(commit.object.size for commit in commits[counted]),
+        "bytes": median(commit.nbytes for commit in commits[counted]),
         "milliseconds": {name: round(median(values[counted]), 1) for name, values in times.phases.items()},
         "most": {name: round(max(values[counted]), 1) for name, values in times.phases.items()},
         "copy_of_the_model_ms": round(table.nbytes / copy_rate(table.nbytes), 1),

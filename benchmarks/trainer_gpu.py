@@ -202,7 +202,7 @@ def step_rows(steps: int) -> tuple[list[Row], dict[str, object]]:
         "publish_returns_after": median(waits[5:]),
         "committed_after": median(commits),
         "changed": commit.changed / sum(parameter.numel() for parameter in model.parameters()),
-        "patch_bytes": float(commit.object.size),
+        "patch_bytes": float(commit.nbytes),
     }
     rows = [
         row("added to a training step: hooks and publish()", median(within), 15),

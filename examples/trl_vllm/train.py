@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from weightcast.integrations.trl import WeightcastTransfer
@@ -71,7 +71,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     given = arguments()
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    transfer = WeightcastTransfer(given.channel, engine=given.engine, patience=given.patience)
+    structure = AutoModelForCausalLM.from_pretrained(given.model, device_map="meta")  # no weights; mixtures need it
+    transfer = WeightcastTransfer(given.channel, model=structure, engine=given.engine, patience=given.patience)
     trainer = AsyncGRPOTrainer(
         model=given.model,
         reward_funcs=vowels,

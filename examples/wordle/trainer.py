@@ -127,7 +127,7 @@ class Ledger:
                 step=receipt.step,
                 version=commit.position.version,
                 changed=commit.changed / self._elements,
-                nbytes=commit.object.size,
+                nbytes=commit.nbytes,
                 stepped=stepped,
             )
 

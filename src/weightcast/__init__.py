@@ -39,19 +39,23 @@ if TYPE_CHECKING:
     from weightcast.follow.replica import Staged
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
+    from weightcast.format.boxes import Box
     from weightcast.format.codec import CodecName
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
+    from weightcast.format.joined import decode
     from weightcast.format.kernels.ready import warm_up
     from weightcast.format.patch import ModelSize, Patch, TensorPatch, advance, compose
-    from weightcast.format.patchfile import decode, encode
+    from weightcast.format.patchfile import encode
     from weightcast.format.scan import Detect
     from weightcast.format.spec import Dtype, TensorSpec, TensorTable
     from weightcast.format.tensors import Arrays, Target, Weights, round_to
     from weightcast.format.workers import Workers
     from weightcast.publish.open import init
+    from weightcast.publish.peers import Peers
     from weightcast.publish.publisher import Publisher
     from weightcast.publish.receipt import Receipt
+    from weightcast.publish.shards import Shards
     from weightcast.publish.stream_publisher import StreamPublisher
     from weightcast.store import open_store
     from weightcast.store.backoff import Clock
@@ -63,6 +67,7 @@ __all__ = [
     "Applied",
     "Arrays",
     "AtLeast",
+    "Box",
     "Checkpoint",
     "Clock",
     "CodecName",
@@ -76,12 +81,14 @@ __all__ = [
     "Newest",
     "ObjectRef",
     "Patch",
+    "Peers",
     "Pinned",
     "Policy",
     "Position",
     "Publisher",
     "Receipt",
     "Reference",
+    "Shards",
     "Staged",
     "Store",
     "StreamPublisher",
@@ -124,19 +131,23 @@ _HOMES = {
     "follow.replica": "Staged",
     "follow.subscriber": "Subscriber",
     "follow.update": "Update",
+    "format.boxes": "Box",
     "format.codec": "CodecName",
     "format.diff": "anchor diff",
     "format.digest": "Fingerprint box_digest fingerprint",
+    "format.joined": "decode",
     "format.kernels.ready": "warm_up",
     "format.patch": "ModelSize Patch TensorPatch advance compose",
-    "format.patchfile": "decode encode",
+    "format.patchfile": "encode",
     "format.scan": "Detect",
     "format.spec": "Dtype TensorSpec TensorTable",
     "format.tensors": "Arrays Target Weights round_to",
     "format.workers": "Workers",
     "publish.open": "init",
+    "publish.peers": "Peers",
     "publish.publisher": "Publisher",
     "publish.receipt": "Receipt",
+    "publish.shards": "Shards",
     "publish.stream_publisher": "StreamPublisher",
     "store": "open_store",
     "store.backoff": "Clock",

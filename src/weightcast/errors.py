@@ -21,6 +21,7 @@
     ├── EngineError         a call to an inference engine failed
     │   ├── EngineGoneError     it does not answer: not started yet, or dead
     │   └── MisfitError     the channel is of another model than the engine's; a retry does not help
+    ├── PeerError           another rank of a sharded training failed, or did not come
     └── SpaceError          the disk is full
 
 Each has the `file` and `tensor` it is about and a `hint` with the remedy; its text includes them.
@@ -46,6 +47,7 @@ __all__ = [
     "MismatchError",
     "MissingError",
     "NoRouteError",
+    "PeerError",
     "ResultError",
     "SpaceError",
     "StoreError",
@@ -182,6 +184,19 @@ class EngineGoneError(EngineError):
 
 class MisfitError(EngineError):
     """The channel is of another model than the engine's, or of one it cannot update: a retry does not help."""
+
+
+class PeerError(WeightcastError):
+    """Another rank of a sharded training failed, or did not come to a round of messages.
+
+    >>> error = PeerError("rank 3 failed: no room for changes", rank=3)
+    >>> error.rank
+    3
+    """
+
+    def __init__(self, problem: str, *, rank: int, hint: str | None = None):
+        super().__init__(problem, hint=hint)
+        self.rank = rank
 
 
 class SpaceError(WeightcastError, OSError):

@@ -88,7 +88,7 @@ def test_loser_whose_withdrawal_failed_withdraws_when_it_tries_again() -> None:
 
     def commit_of(writer: str, digest: str) -> Manifest:
         position = Position(2, digest * 64)
-        ref = replace(before.object, key=delta_key(position, before.object.sha256))
+        ref = replace(before.objects[0], key=delta_key(position, before.objects[0].sha256))
         return chain.draft(position, before.position, ref, "gap", 1, 2, writer)
 
     ours, other = commit_of("loser", "1"), manifest_key(2, "winner")

@@ -11,7 +11,7 @@ from weightcast.channel.records import Manifest, ObjectRef
 A, B, C = (digit * 64 for digit in "abc")
 HERE = Position(7, A)
 DELTA = delta_key(HERE, C)
-COMMIT = Manifest("0" * 32, HERE, Position(6, B), ObjectRef(DELTA, 10, C), "banded", 1, None, 0.0, "writer")
+COMMIT = Manifest("0" * 32, HERE, Position(6, B), (ObjectRef(DELTA, 10, C),), "banded", 1, None, 0.0, "writer")
 
 
 def test_kind_of_an_edge_is_read_from_its_key() -> None:

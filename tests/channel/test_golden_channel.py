@@ -1,4 +1,4 @@
-"""The golden channel through two readers that share no code. Its files are never changed (SPEC 9.4)."""
+"""The golden channel through two readers that share no code. A release never changes its files (SPEC 9.4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from cases import Bag
 from simple_channel import Channel
-from simple_reader import position
+from simple_reader import position, read_container, read_metadata, unpack
+from simple_table import read_table
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -30,6 +31,20 @@ def test_reader_of_the_spec_alone_replays_every_version() -> None:
         weights = channel.step(weights, version)
         digests.append(position(weights, channel.aliases))
     assert digests == EXPECTED
+
+
+def test_version_of_several_objects_is_in_boxes() -> None:
+    objects = Channel(BUCKET).manifest(7)["objects"]  # type: ignore[index]
+    labels, codecs = [], []
+    for key, _, _ in objects:
+        metadata, entries = read_container((BUCKET / key).read_bytes())
+        meta = read_metadata(metadata)
+        digests = unpack(entries["weightcast.digests"].raw, 64)
+        old = Channel(BUCKET).anchor(0)  # any version: of its tensors only the names and shapes are asked for
+        codecs.append(meta["codec"])
+        labels += [row.label for row in read_table(entries, meta["table"], digests, meta["codec"], old)]
+    assert codecs == ["banded", "plain", "gap"]
+    assert sorted(labels) == ["a.weight[0,0]", "a.weight[0,10]", "a.weight[0,5]", "b.weight"]
 
 
 @pytest.mark.parametrize(("base", "result"), [(0, 4), (4, 8), (0, 8)])

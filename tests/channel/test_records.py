@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weightcast.channel.keys import (
+    DeltaObject,
     Position,
     anchor_folder,
     check_name,
@@ -47,8 +48,8 @@ POSITION, BASE = Position(41, A), Position(40, B)
 DELTA = ObjectRef(delta_key(POSITION, B), 1234, B)
 FOLDER = anchor_folder(POSITION, B)
 ID = "c0ffee" + 26 * "0"
-MANIFEST = Manifest(ID, POSITION, BASE, DELTA, "banded", 77, 12, 1.5, "trainer")
-ANCHORED = Manifest(ID, POSITION, None, ObjectRef(f"{FOLDER}anchor.json", 9, B), None, 5, None, 1.5, "trainer")
+MANIFEST = Manifest(ID, POSITION, BASE, (DELTA,), "banded", 77, 12, 1.5, "trainer")
+ANCHORED = Manifest(ID, POSITION, None, (ObjectRef(f"{FOLDER}anchor.json", 9, B),), None, 5, None, 1.5, "trainer")
 ANCHOR = Anchor(ID, POSITION, (ObjectRef(f"{FOLDER}model.safetensors", 10, A),))
 CHANNEL = Channel(ID, TensorTable.of([TensorSpec("w", "BF16", (2, 3))], {"tied": "w"}))
 
@@ -64,11 +65,11 @@ def test_names_are_those_of_the_spec() -> None:
 def test_manifest_has_these_bytes() -> None:
     assert dump_record(MANIFEST).decode() == (
         '{"base":[40,"' + B + '"],"changed":77,"channel":"' + ID + '","codec":"banded","format":1,"kind":"manifest",'
-        '"object":["'
+        '"objects":[["'
         + DELTA.key
         + '",1234,"'
         + B
-        + '"],"position":[41,"'
+        + '"]],"position":[41,"'
         + A
         + '"],"step":12,"time":1.5,"writer":"trainer"}'
     )
@@ -103,7 +104,10 @@ def test_keys_round_trip(one: int, other: int) -> None:
     low, high = sorted((one, other))
     assert read_manifest_key(manifest_key(one)) == (one, None)
     assert read_manifest_key(manifest_key(one, "a-b.c")) == (one, "a-b.c")
-    assert read_delta_key(delta_key(Position(one, A), B)) == (one, A[:16])
+    for folder in (None, "0123456789abcdef"):
+        key = delta_key(Position(one, A), B, folder)
+        delta = key if folder is None else key.removesuffix(f"{B[:16]}.safetensors")
+        assert read_delta_key(key) == DeltaObject(one, A[:16], delta)
     squash = read_squash_key(squash_key(low, Position(high, A), B))
     assert squash == ((low, high, A[:16], B) if low < high else None)
     place = read_anchor_key(anchor_folder(Position(one, A), B) + "config.json")
@@ -161,11 +165,11 @@ LIES: dict[str, dict[str, Any]] = {
     "a digest in capitals": {"position": [41, "A" * 64]},
     "a base that is not the version before": {"base": [39, B]},
     "a base of the future": {"base": [41, B]},
-    "an object of another version": {"object": [delta_key(Position(42, A), B), 1, B]},
-    "an object of another digest": {"object": [delta_key(Position(41, B), B), 1, B]},
-    "an object outside the channel": {"object": ["../../etc/passwd", 1, B]},
-    "an object of negative size": {"object": [DELTA.key, -1, B]},
-    "an object without a hash": {"object": [DELTA.key, 1]},
+    "an object of another version": {"objects": [[delta_key(Position(42, A), B), 1, B]]},
+    "an object of another digest": {"objects": [[delta_key(Position(41, B), B), 1, B]]},
+    "an object outside the channel": {"objects": [["../../etc/passwd", 1, B]]},
+    "an object of negative size": {"objects": [[DELTA.key, -1, B]]},
+    "an object without a hash": {"objects": [[DELTA.key, 1]]},
     "no codec": {"codec": None},
     "a count below zero": {"changed": -1},
     "a step that is a fraction": {"step": 1.5},
@@ -185,9 +189,9 @@ def test_false_manifest_is_refused(lie: str) -> None:
 def test_manifest_without_a_base_names_an_anchor_of_its_own_position() -> None:
     elsewhere = anchor_folder(Position(7, A), B) + "anchor.json"
     with pytest.raises(FormatError, match="the name of an anchor is impossible"):
-        load_record(Manifest, lied(dump_record(ANCHORED), object=[elsewhere, 9, B]))
+        load_record(Manifest, lied(dump_record(ANCHORED), objects=[[elsewhere, 9, B]]))
     with pytest.raises(FormatError, match="the name of an anchor is impossible"):
-        load_record(Manifest, lied(dump_record(ANCHORED), object=[f"{FOLDER}model.safetensors", 9, B]))
+        load_record(Manifest, lied(dump_record(ANCHORED), objects=[[f"{FOLDER}model.safetensors", 9, B]]))
 
 
 @pytest.mark.parametrize(

@@ -394,7 +394,7 @@ def test_broken_edge_is_found_in_a_channel_with_a_reference(url: str) -> None:
     begun_elsewhere(url)
     chain = Chain.open(wc.open_store(url))
     assert list(verify(chain)) == []
-    chain.store.delete(chain.manifest(2).object.key)
+    chain.store.delete(chain.manifest(2).objects[0].key)
     assert "no route leads from any anchor to the head" in [finding.problem for finding in verify(chain)]
 
 

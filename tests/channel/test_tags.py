@@ -33,7 +33,7 @@ A, B = "a" * 64, "b" * 64
 ID = "c0ffee" + 26 * "0"
 POSITION = Position(41, A)
 PLAIN = Manifest(
-    ID, POSITION, Position(40, B), ObjectRef(delta_key(POSITION, B), 9, B), "banded", 7, None, 1.5, "trainer"
+    ID, POSITION, Position(40, B), (ObjectRef(delta_key(POSITION, B), 9, B),), "banded", 7, None, 1.5, "trainer"
 )
 TAG = Tag(ID, "best", POSITION, 1.5)
 

@@ -128,7 +128,7 @@ def test_files_cannot_change_while_a_command_runs(channel: Channel, tmp_path: Pa
 def test_damaged_head_has_an_exit_code_of_its_own(channel: Channel, tmp_path: Path) -> None:
     channel.publish()
     channel.publish()
-    path = channel.url / channel.chain.manifest(2).object.key
+    path = channel.url / channel.chain.manifest(2).objects[0].key
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     folder = tmp_path / "replica"

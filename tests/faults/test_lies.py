@@ -103,7 +103,7 @@ def lie(world: World, version: int, **fields: Any) -> None:
 
 
 def _reference(world: World, version: int, **fields: Any) -> ObjectRef:
-    return replace(world.chain.manifest(version).object, **fields)
+    return replace(world.chain.manifest(version).objects[0], **fields)
 
 
 def _digest(world: World, version: int) -> Position:
@@ -114,14 +114,14 @@ def _digest(world: World, version: int) -> Position:
 
 LIES: dict[str, Callable[[World, int], None]] = {
     "digest": lambda world, v: lie(world, v, position=_digest(world, v)),
-    "size": lambda world, v: lie(world, v, object=_reference(world, v, size=10)),
-    "a huge size": lambda world, v: lie(world, v, object=_reference(world, v, size=1 << 62)),
-    "sha256": lambda world, v: lie(world, v, object=_reference(world, v, sha256="0" * 64)),
+    "size": lambda world, v: lie(world, v, objects=(_reference(world, v, size=10),)),
+    "a huge size": lambda world, v: lie(world, v, objects=(_reference(world, v, size=1 << 62),)),
+    "sha256": lambda world, v: lie(world, v, objects=(_reference(world, v, sha256="0" * 64),)),
     "base": lambda world, v: lie(world, v, base=Position(v - 1, "ab" * 32)),
     "no base": lambda world, v: lie(world, v, base=None, codec=None),
     "channel": lambda world, v: lie(world, v, channel="f" * 32),
     "version": lambda world, v: world.store.put(manifest_key(v), world.store.get(manifest_key(v - 1))),
-    "another version's object": lambda world, v: lie(world, v, object=world.chain.manifest(v - 1).object),
+    "another version's object": lambda world, v: lie(world, v, objects=world.chain.manifest(v - 1).objects),
     "codec": lambda world, v: lie(world, v, codec="gap"),
 }
 

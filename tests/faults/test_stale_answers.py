@@ -146,7 +146,7 @@ def test_collecting_does_not_make_damage_worse(world: World) -> None:
         follow(world, policy=Pinned(version))
         with opened(world) as mirror:
             cut_anchor(world.chain, mirror)
-    world.store.delete(world.chain.manifest(2).object.key)
+    world.store.delete(world.chain.manifest(2).objects[0].key)
     for _ in range(3):
         world.store.now += 2.0
         collect(world.chain, Retention(window=1e9, grace=1.0))

@@ -15,6 +15,11 @@ from weightcast.channel.keys import RECORD, anchor_folder
 from weightcast.channel.records import Anchor, ObjectRef, dump_record
 from weightcast.disk.checkpoint import save
 from weightcast.errors import UsageError
+from weightcast.format.codec.coded import Coded
+from weightcast.format.digest import fingerprint
+from weightcast.format.patch import ModelSize
+from weightcast.format.patchfile import PatchWriter
+from weightcast.format.table import Row
 from weightcast.store import open_store
 
 ADAPTER, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -38,18 +43,25 @@ def published(bucket: Path, name: str) -> Chain:
     return chain
 
 
-def put_anchor(chain: Chain, name: str, file: str, beside: dict[str, bytes], folder: Path) -> None:
+def put_anchor(chain: Chain, name: str, file: str, beside: dict[str, bytes], folder: Path, boxes: bool = False) -> None:
     """An anchor of the head with the right weights in ``file``, as a stranger would write it."""
     head = chain.head()
     assert head is not None
     folder.mkdir()
-    save(weights(name, 1), folder, file)
+    if boxes:
+        bits = weights(name, 1).read(name)
+        with PatchWriter("plain", folder) as writer, (folder / file).open("xb") as opened:
+            row = Row(chain.channel.table[name], bits.size, fingerprint(weights(name, 1))[name])
+            writer.add(Coded(row, {"values": bits}), row.place)
+            writer.finish(opened, None, head.position.digest, ModelSize.of(chain.channel.table))
+    else:
+        save(weights(name, 1), folder, file)
     place = anchor_folder(head.position, "e" * 64)
     refs = []
     for key, data in {file: (folder / file).read_bytes(), **beside}.items():
         chain.store.put(place + key, data)
         refs.append(ObjectRef(place + key, len(data), hashlib.sha256(data).hexdigest()))
-    chain.store.put(place + RECORD, dump_record(Anchor(chain.channel.id, head.position, tuple(refs))))
+    chain.store.put(place + RECORD, dump_record(Anchor(chain.channel.id, head.position, tuple(refs), boxes=boxes)))
 
 
 def pulled(bucket: Path, mirror: Path) -> tuple[int, set[str]]:
@@ -82,6 +94,12 @@ def test_code_in_the_configuration_of_an_adapter_does_not_arrive(tmp_path: Path)
     put_anchor(chain, OF_ADAPTER, ADAPTER, {CONFIG: json.dumps(evil).encode()}, tmp_path / "evil")
     assert pulled(tmp_path / "bucket", tmp_path / "mirror") == (1, {ADAPTER, CONFIG})
     assert json.loads((tmp_path / "mirror" / CONFIG).read_text()) == LORA
+
+
+def test_weights_assembled_from_boxes_get_no_adapter_configuration(tmp_path: Path) -> None:
+    chain = published(tmp_path / "bucket", OF_ADAPTER)
+    put_anchor(chain, OF_ADAPTER, ADAPTER, {CONFIG: json.dumps(LORA).encode()}, tmp_path / "evil", boxes=True)
+    assert pulled(tmp_path / "bucket", tmp_path / "mirror") == (1, {"model.safetensors"})
 
 
 def test_publisher_puts_no_adapter_configuration_beside_a_model(tmp_path: Path) -> None:

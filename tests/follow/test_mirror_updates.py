@@ -47,7 +47,7 @@ def test_anchor_of_another_layout_replaces_all_files(world: World) -> None:
 def test_files_never_show_an_older_version_during_an_update(world: World) -> None:
     """The only route is an older anchor and its successors: readers must not load that older version meanwhile."""
     follow(world, policy=Pinned(2))
-    world.store.delete(world.chain.manifest(3).object.key)
+    world.store.delete(world.chain.manifest(3).objects[0].key)
     put_squash(world, 0, 4)
     copy = world.clone(world.root.parent / "copy")
     with FaultyDisk(copy.root) as counting:
@@ -75,7 +75,7 @@ def test_detour_may_begin_before_the_current_version(world: World) -> None:
     """At version 2 with the next delta lost: the anchor from before and a squash that passes by lead on."""
     follow(world, policy=Pinned(2))
     put_squash(world, 0, 4)
-    world.store.delete(world.chain.manifest(3).object.key)
+    world.store.delete(world.chain.manifest(3).objects[0].key)
     assert fetched(world) == ["a0", "s0"]
     world.check_mirror([4])
 
@@ -126,7 +126,7 @@ def test_failed_downloads_do_not_accumulate(world: World) -> None:
             publisher.publish(weights=world.states[5 + round_ % 3]).result(30)
             head = world.chain.head()
             assert head is not None
-            with world.store.fail("get", head.object.key), pytest.raises(UnreachableError):
+            with world.store.fail("get", head.objects[0].key), pytest.raises(UnreachableError):
                 follow(world)
             sizes.append(len(list((world.mirror / MIRROR).rglob("*.safetensors*"))))
         assert sizes[-1] <= head.position.version + 1

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fuzz_wire import Command, hostile, models, outcome, run
+from fuzz_models import models
+from fuzz_wire import Command, hostile, outcome, run
 
 
 def test_hostile_patches_are_refused_or_right(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_value_lies(world: World, row: int) -> None:
 
 def test_patch_that_leaves_a_changed_tensor_out(world: World) -> None:
     parts, table = Parts.of(world.patch("plain")), Table.of(world.patch("plain"))
-    for column in (table.names, table.dtypes, table.ranks, table.sizes, table.changed, table.counts):
+    for column in (table.names, table.dtypes, table.ranks, table.sizes, table.boxes, table.changed, table.counts):
         column.pop()
     del parts.entries["b.indices"], parts.entries["b.values"]
     digests = parts.entries[DIGESTS].data
@@ -311,7 +311,7 @@ def test_patch_that_leaves_a_changed_tensor_out(world: World) -> None:
 def test_patch_without_a_base_that_leaves_a_tensor_out(world: World) -> None:
     """Its result counts the missing tensor as if it had no elements; the weights' own bits would stay."""
     table = Table.of(world.anchor())
-    for column in (table.names, table.dtypes, table.ranks, table.changed, table.counts):
+    for column in (table.names, table.dtypes, table.ranks, table.boxes, table.changed, table.counts):
         column.pop()
     table.sizes = table.sizes[:2]
     lie = with_stream(without(world.anchor(), "b.values"), DIGESTS, world.reached["a"].to_bytes(8, "little"))

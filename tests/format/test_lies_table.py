@@ -117,9 +117,31 @@ def test_small_file_with_long_names_that_share_all_but_a_byte(world: World) -> N
     names = [(0, b"a" * length)] + [(length + i, b"a") for i in range(rows - 1)]
     lie = with_stream(world.patch(), DIGESTS, bytes(8 * rows))
     none: list[int] = []
-    table = Table(names, [4] * rows, [1] * rows, [1] * rows, [1] * rows, [1] * rows, [0] * rows, none)
+    table = Table(names, [4] * rows, [1] * rows, [1] * rows, [0] * rows, none, none, [1] * rows, [0] * rows, none, none)
     (kind, _text) = refused_in_bounds(world, with_table(lie, table))
     assert kind in ("FormatError", "UsageError")
+
+
+def test_small_file_with_very_many_boxes(world: World) -> None:
+    """All that the limits allow: boxes of one element, of 16 dimensions, of a tensor whose name is long."""
+    boxes, rank = 1 << 18, 16
+    shifts = 3 * np.arange(rank, dtype=np.int64)[::-1]
+    offsets = (np.arange(boxes, dtype=np.int64)[:, None] >> shifts & 7).astype(np.uint8)
+    names = varint(0) + varint(4096) + b"x" * 4096
+    tensor = b"".join(map(varint, [14, rank, *[8] * rank, boxes]))
+    columns = offsets.tobytes() + b"\1" * (boxes * rank) + b"\1" * (2 * boxes) + bytes(boxes) + b"\1" * boxes
+    lie = with_table(with_stream(world.patch(), DIGESTS, bytes(8)), names + tensor + columns)
+    kind, text = refused_in_bounds(world, with_stream(lie, BLOCKS, bytes(boxes)))
+    assert kind == "UsageError", text
+
+
+@pytest.mark.parametrize("boxes", [(1 << 18) + 1, 1 << 40, (1 << 63) - 1])
+def test_more_boxes_than_the_limit(world: World, boxes: int) -> None:
+    world.refuses(with_column(world.patch(), "boxes", 0, boxes), FormatError, "rows, over the limit")
+
+
+def test_tensors_and_boxes_together_are_over_the_limit(world: World) -> None:
+    world.refuses(with_column(world.patch(), "boxes", 0, 1 << 18), FormatError, f"{(1 << 18) + 1} rows, over the limit")
 
 
 @pytest.mark.parametrize("name", [b"x" * 4097, b"x" * (1 << 20)])

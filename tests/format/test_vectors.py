@@ -1,20 +1,26 @@
 """The golden vectors through two readers that share no code, and the values that docs/SPEC.md itself states."""
 
 import contextlib
+import glob
 import json
 import re
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import simple_reader
+import simple_table
 from cases import Bag
-from simple_reader import Rejected, apply_patch, position, read_checkpoint, tensor_digest
+from simple_reader import apply_objects, position, read_checkpoint, tensor_digest
+from simple_safetensors import Rejected
 
 import weightcast as wc
 from weightcast.errors import VersionError, WeightcastError
+from weightcast.format.joined import joined
+from weightcast.format.patchfile import PatchReader
+from weightcast.format.safetensors import BytesSource
 from weightcast.format.spec import DTYPES
 from weightcast.format.tensors import Weights
 
@@ -31,6 +37,18 @@ broken = pytest.mark.parametrize("case", sorted(file.removesuffix(".patch.safete
 
 def good_path(name: str, part: str) -> Path:
     return VECTORS / "good" / f"{name}.{part}.safetensors"
+
+
+def objects_of(patch: Path) -> list[bytes]:
+    """The objects of a patch: the file, and those beside it."""
+    beside = patch.parent.glob(glob.escape(patch.name.replace(".patch.safetensors", "")) + ".beside-*.safetensors")
+    return [path.read_bytes() for path in (patch, *sorted(beside))]
+
+
+def decoded(objects: list[bytes], old: Weights | None) -> wc.Patch:
+    """What weightcast reads in the objects of a patch."""
+    patch = joined([PatchReader(BytesSource(data)) for data in objects])
+    return wc.Patch(patch.header.base, patch.header.result, patch.header.model, tuple(patch.tensors(old)))
 
 
 def held(table: wc.TensorTable, original: Weights | None) -> Bag:
@@ -52,7 +70,7 @@ def test_weightcast_reads_a_good_vector(name: str) -> None:
         old = wc.Checkpoint(good_path(name, "old")) if good_path(name, "old").exists() else None
         target = held(new.table, old)
         fingerprint = wc.fingerprint(target)
-        patch = wc.decode(good_path(name, "patch").read_bytes(), old=old)
+        patch = decoded(objects_of(good_path(name, "patch")), old)
         reached = patch.apply(target, fingerprint)
         assert patch.base == (fingerprint.digest if old else None)
         assert patch.result == reached.digest == wc.fingerprint(new).digest
@@ -66,7 +84,7 @@ def test_weightcast_reads_a_good_vector(name: str) -> None:
 def test_simple_reader_reads_a_good_vector(name: str) -> None:
     path = good_path(name, "old")
     old = read_checkpoint(path.read_bytes()) if path.exists() else None
-    new = apply_patch(good_path(name, "patch").read_bytes(), old)
+    new = apply_objects(objects_of(good_path(name, "patch")), old)
     assert new == read_checkpoint(good_path(name, "new").read_bytes())
 
 
@@ -87,21 +105,21 @@ def test_positions_of_tables_with_aliases() -> None:
 # -- broken ----------------------------------------------------------------------------------------------------------
 
 
-def broken_bytes(case: str) -> tuple[bytes, Path]:
-    """A broken patch, and the checkpoint to read it against."""
+def broken_bytes(case: str) -> tuple[list[bytes], Path]:
+    """The objects of a broken patch, and the checkpoint to read it against."""
     file = f"{case}.patch.safetensors"
-    return (VECTORS / "broken" / file).read_bytes(), VECTORS / "broken" / BROKEN[file]["old"]
+    return objects_of(VECTORS / "broken" / file), VECTORS / "broken" / BROKEN[file]["old"]
 
 
 def read_with_weightcast(case: str) -> None:
-    data, base = broken_bytes(case)
+    objects, base = broken_bytes(case)
     with wc.Checkpoint(base) as old:
-        wc.advance(wc.fingerprint(old), wc.decode(data, old=old))
+        wc.advance(wc.fingerprint(old), decoded(objects, old))
 
 
 def read_with_simple_reader(case: str) -> None:
-    data, base = broken_bytes(case)
-    apply_patch(data, read_checkpoint(base.read_bytes()))
+    objects, base = broken_bytes(case)
+    apply_objects(objects, read_checkpoint(base.read_bytes()))
 
 
 @broken
@@ -160,6 +178,46 @@ def test_every_broken_file_is_listed_and_every_clause_has_some() -> None:
     assert {case["clause"] for case in BROKEN.values()} == {f"8.{i}" for i in range(1, 7)}
 
 
+@pytest.mark.parametrize("case", sorted(file for file in BROKEN if objects_of(VECTORS / "broken" / file)[1:]))
+def test_objects_beside_a_broken_one_are_good(case: str) -> None:
+    """So what is rejected is the broken object, or that the two are together."""
+    for path in (VECTORS / "broken").glob(case.replace(".patch.", ".beside-*.")):
+        with wc.Checkpoint(VECTORS / "broken" / BROKEN[case]["old"]) as old:
+            assert decoded([path.read_bytes()], old).changed
+
+
+def test_every_kind_of_box_occurs() -> None:
+    seen: set[str] = set()
+    for name in GOOD:
+        objects = objects_of(good_path(name, "patch"))
+        seen.update({"several objects"} if objects[1:] else ())
+        for data in objects:
+            metadata, entries = simple_reader.read_container(data)
+            meta = simple_reader.read_metadata(metadata)
+            digests = simple_reader.unpack(entries["weightcast.digests"].raw, 64)
+            for row in simple_table.read_table(
+                entries,
+                meta["table"],
+                digests,
+                meta["codec"],
+                None if meta["base"] is None else read_checkpoint(good_path(name, "old").read_bytes()),
+            ):
+                seen.update(traits_of(row, meta))
+    wanted = {f"{codec}, {kind}" for codec in CODECS for kind in ("run", "strided", "1-d", "3-d")}
+    assert wanted | {"several objects", "no base", "second block", "counts all"} <= seen
+
+
+def traits_of(row: simple_table.Row, meta: dict) -> Iterator[str]:
+    if row.box is None:
+        return
+    places = list(row.places())
+    yield f"{meta['codec']}, {'run' if places[-1] - places[0] == len(places) - 1 else 'strided'}"
+    yield f"{meta['codec']}, {len(row.shape)}-d"
+    yield "no base" if meta["base"] is None else "base"
+    yield "counts all" if row.changed == row.elements else "counts some"
+    yield f"{('first', 'second')[max(index for index, _ in row.blocks)]} block" if row.blocks else "no blocks"
+
+
 def test_every_construct_of_section_6_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
     read_block, read_set, read_bands, read_distances = (
@@ -197,7 +255,7 @@ def test_every_construct_of_section_6_occurs(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(simple_reader, "read_distances", noting_distances)
     for name in GOOD:
         if not name.startswith("plain-") and "block" not in name:
-            apply_patch(good_path(name, "patch").read_bytes(), read_checkpoint(good_path(name, "old").read_bytes()))
+            apply_objects(objects_of(good_path(name, "patch")), read_checkpoint(good_path(name, "old").read_bytes()))
     wanted = {"coded", "raw", "empty set", "inverted", "not inverted", "1 bands", "16 bands", "sloped", "flat"}
     wanted |= {"half way round", "not escaped", *(f"escaped to {p} bits" for p in (8, 16, 19, 32, 64))}
     assert wanted <= seen

@@ -96,11 +96,7 @@ def test_sync_is_logged_in_one_line(opened: Opened) -> None:
     done = sync(transfer, tensors)
     manifest = Chain.open(store).head()
     assert manifest is not None
-    assert (
-        transfer.last
-        == done
-        == Sync(1, True, manifest.changed, manifest.object.size, done.broadcast, 0.01, done.seconds)
-    )
+    assert transfer.last == done == Sync(1, True, manifest.changed, manifest.nbytes, done.broadcast, 0.01, done.seconds)
     assert done.broadcast == sum(tensor.nbytes for tensor in tensors.values())
     assert 0 < done.nbytes < done.broadcast
     assert list(done.seconds) == ["detect", "upload", "live"]

@@ -5,9 +5,10 @@ It shares no code with weightcast, so where both read the same channel in the sa
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
-from simple_reader import Tensor, apply_patch, need, position, read_checkpoint
+from simple_reader import Tensor, apply_objects, apply_patch, need, position, read_checkpoint
 
 
 def read_record(path: Path, kind: str) -> dict:
@@ -39,6 +40,18 @@ class Channel:
             return None
         manifest = read_record(path, "manifest")
         need(manifest["channel"] == self.id and manifest["position"][0] == version, "11.6 it is of something else")
+        keys = [key for key, _, _ in manifest["objects"]]
+        need(1 <= len(set(keys)) == len(keys) <= 1 << 16, "11.6 none, too many or repeated objects")
+        digest = manifest["position"][1][:16]
+        if manifest["base"] is None:
+            anchor = rf"anchors/{version:012d}-{digest}-[0-9a-f]{{16}}/anchor\.json"
+            need(len(keys) == 1 and re.fullmatch(anchor, keys[0]) is not None, "11.6 not the record of an anchor")
+            return manifest
+        one = rf"deltas/{version:012d}-{digest}-[0-9a-f]{{16}}"
+        if len(keys) == 1 and re.fullmatch(rf"{one}\.safetensors", keys[0]):
+            return manifest
+        inside = [re.fullmatch(rf"({one}/)[0-9a-f]{{16}}\.safetensors", key) for key in keys]
+        need(len({match and match[1] for match in inside} - {None}) == 1 and all(inside), "11.6 not all in one folder")
         return manifest
 
     def head(self) -> int:
@@ -68,8 +81,8 @@ class Channel:
         need(manifest is not None, f"11.3 version {version + 1} is not committed")
         assert manifest is not None
         need(manifest["base"] == [version, position(weights, self.aliases)], "12.3 the base is another")
-        key, _, sha256 = manifest["object"]
-        weights = apply_patch(read_object(self.bucket, key, sha256), weights, self.aliases)
+        objects = [read_object(self.bucket, key, sha256) for key, _, sha256 in manifest["objects"]]
+        weights = apply_objects(objects, weights, self.aliases)
         need(manifest["position"] == [version + 1, position(weights, self.aliases)], "12.3 the result is another")
         return weights
 

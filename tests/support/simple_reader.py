@@ -5,9 +5,8 @@ It shares no code with weightcast, so where both read the same bytes in the same
 
 import hashlib
 import struct
-import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import ldexp
 from typing import NamedTuple
@@ -15,33 +14,25 @@ from typing import NamedTuple
 from simple_safetensors import (
     DTYPES,
     Entry,
-    Rejected,
     are_sizes,
     count_elements,
-    decode_text,
     need,
     parse_json,
     read_container,
     width,
 )
+from simple_table import BLOCK, Row, Tensor, entry_of, read_table
 
 MANTISSA = {"F8_E5M2": 2, "F8_E4M3": 3, "F8_E4M3FNUZ": 3, "F8_E5M2FNUZ": 2, "F16": 10, "BF16": 7, "F32": 23, "F64": 52}
-BLOCK = 1 << 18
 WORD = (1 << 64) - 1
 
 
-class Tensor(NamedTuple):
-    dtype: str
-    shape: tuple[int, ...]
-    bits: list[int]
+class Part(NamedTuple):
+    """What one row of one object changes."""
 
-
-class Row(NamedTuple):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    changed: int
-    blocks: list[tuple[int, int]]  # which block of the tensor, its bytes
+    row: Row
+    old: list[int] | None
+    new: list[int]
 
 
 def read_checkpoint(data: bytes) -> dict[str, Tensor]:
@@ -53,23 +44,69 @@ def read_checkpoint(data: bytes) -> dict[str, Tensor]:
 def apply_patch(
     data: bytes, old: Mapping[str, Tensor] | None, aliases: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """The weights that a patch makes of the old ones, or `Rejected` (7, 8)."""
-    metadata, entries = read_container(data)
-    meta = read_metadata(metadata)
-    if meta["base"] is not None:
+    """The weights that a patch of one object makes of the old ones, or `Rejected` (7, 8)."""
+    return apply_objects([data], old, aliases)
+
+
+def apply_objects(
+    objects: Sequence[bytes], old: Mapping[str, Tensor] | None, aliases: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """The weights that all objects of a patch (2.5.4) together make of the old ones, or `Rejected` (7, 8)."""
+    need(len(objects) > 0, "2.5 a patch of no objects")
+    opened = [read_container(data) for data in objects]
+    metas = [read_metadata(metadata) for metadata, _ in opened]
+    base, result = metas[0]["base"], metas[0]["result"]
+    need(all(m["base"] == base and m["result"] == result for m in metas), "8.6 (8.6.4) objects of two patches")
+    if base is not None:
         old = old or {}
-        need(meta["base"] == position(old, aliases), "8.6 (7.1) the base is not where the weights held stand")
-    digests = unpack(entry_of(entries, "weightcast.digests", "U64"), 64)
-    rows = read_table(entries, meta["table"], len(digests), meta["codec"], old)
-    read = read_plain if meta["codec"] == "plain" else read_blocks
-    new = read(rows, entries, None if meta["base"] is None else old)
-    for row, digest in zip(rows, digests, strict=True):
-        need(tensor_digest(new[row.name].bits) == digest, f"8.6 (7.2) the digest of {row.name!r} is another")
+        need(base == position(old, aliases), "8.6 (7.1) the base is not where the weights held stand")
+    parts: dict[str, list[Part]] = {}
+    for meta, (_, entries) in zip(metas, opened, strict=True):
+        for part in read_parts(meta, entries, old):
+            parts.setdefault(part.row.name, []).append(part)
+        need(sum(map(len, parts.values())) <= 1 << 20, "8.6 (8.6.4) more rows together than their limit")
+    new = {name: put_together(parts[name], None if base is None else old[name]) for name in parts}
+    for name, tensor in new.items():
+        need(tensor_digest(tensor.bits) == parts[name][0].row.digest, f"8.6 (7.2) the digest of {name!r} is another")
     kept = [tensor.bits for name, tensor in (old or {}).items() if name not in new]
-    need(meta["base"] is not None or not any(kept), "8.6 (2.5) a patch without a base misses a tensor")
-    result = {**(old or {}), **new}
-    need(position(result, aliases) == meta["result"], "8.6 (7.2) the position reached is not the result")
-    return result
+    need(base is not None or not any(kept), "8.6 (2.5) a patch without a base misses a tensor")
+    weights = {**(old or {}), **new}
+    need(position(weights, aliases) == result, "8.6 (7.2) the position reached is not the result")
+    return weights
+
+
+def read_parts(meta: dict, entries: Mapping[str, Entry], old: Mapping[str, Tensor] | None) -> list[Part]:
+    """What the rows of one object change (5)."""
+    digests = unpack(entry_of(entries, "weightcast.digests", "U64"), 64)
+    rows = read_table(entries, meta["table"], digests, meta["codec"], old)
+    olds = [None if meta["base"] is None else box_of(old[row.name].bits, row) for row in rows]
+    read = read_plain if meta["codec"] == "plain" else read_blocks
+    return [Part(*part) for part in zip(rows, olds, read(rows, olds, entries), strict=True)]
+
+
+def box_of(bits: list[int], row: Row) -> list[int]:
+    """The elements of a row, in their own order (2.6)."""
+    return list(bits) if row.box is None else [bits[place] for place in row.places()]
+
+
+def put_together(parts: Sequence[Part], old: Tensor | None) -> Tensor:
+    """A tensor, all of whose parts are there (2.5.4, 8.6.4)."""
+    first = parts[0].row
+    total = count_elements(first.dtype, first.shape, "8.3")
+    agree = all(row[1:4] == first[1:4] for row, _, _ in parts)
+    need(agree, "8.6 (8.6.4) rows of one tensor that disagree")
+    listed = sum(row.elements for row, _, _ in parts)
+    need(listed <= total, "8.6 (8.6.4) rows of more elements together than the tensor has")
+    need(old is not None or listed == total, "8.4 (8.4.2) no base, and not all of a tensor")
+    bits = [0] * total if old is None else list(old.bits)
+    seen: set[int] = set()
+    for row, before, after in parts:
+        for j, place in enumerate(row.places()):
+            if before is None or before[j] != after[j]:
+                need(place not in seen, "8.6 (8.6.4) an element changed twice")
+                seen.add(place)
+                bits[place] = after[j]
+    return Tensor(first.dtype, first.shape, bits)
 
 
 # Sections 2 to 4: elements, rounding, digests
@@ -166,127 +203,30 @@ def is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-def entry_of(entries: Mapping[str, Entry], name: str, dtype: str) -> bytes:
-    """An entry that has to be there, of this dtype and one dimension (5.1, 8.4)."""
-    need(name in entries, f"8.4 a missing entry: {name}")
-    need(entries[name].dtype == dtype and len(entries[name].shape) == 1, f"8.4 {name} is not {dtype} [n]")
-    return entries[name].raw
-
-
-def inflate(stream: bytes, size: int) -> bytes:
-    """A zlib stream of exactly `size` bytes (5.2, 8.3), never making more than one byte too many (8.7)."""
-    inflater = zlib.decompressobj()
-    try:
-        text = inflater.decompress(stream, size + 1)
-    except zlib.error as error:
-        raise Rejected("8.3 a broken zlib stream") from error
-    need(len(text) == size and inflater.eof, "8.3 a zlib stream that does not give exactly `table` bytes")
-    need(not inflater.unused_data, "8.3 a zlib stream followed by other bytes")
-    return text
-
-
-class Columns:
-    """The table's byte string, read from left to right (5.2)."""
-
-    def __init__(self, text: bytes) -> None:
-        self.text, self.at = text, 0
-
-    def take(self, count: int) -> bytes:
-        need(count <= len(self.text) - self.at, "8.3 a varint or name cut off")
-        self.at += count
-        return self.text[self.at - count : self.at]
-
-    def varint(self) -> int:
-        value = 0
-        for i in range(9):
-            byte = self.take(1)[0]
-            value |= (byte & 127) << 7 * i
-            if byte < 128:
-                return value
-        raise Rejected("8.3 a varint too long")
-
-    def column(self, rows: Iterable) -> list[int]:
-        return [self.varint() for _ in rows]
-
-
-def read_table(
-    entries: Mapping[str, Entry], size: int, count: int, codec: str, old: Mapping[str, Tensor] | None
-) -> list[Row]:
-    """The rows, column after column (5.2, 8.3)."""
-    need(count <= 1 << 18, "8.3 more rows than their limit")
-    columns = Columns(inflate(entry_of(entries, "weightcast.table", "U8"), size))
-    brought = {name.removesuffix(".values") for name in entries if name.endswith(".values")}
-    names = read_names(columns, count, brought if old is None else old)
-    codes = columns.column(names)
-    need(all(code < len(DTYPES) for code in codes), "8.3 an unknown dtype code")
-    dtypes = [list(DTYPES)[code] for code in codes]
-    ranks = columns.column(names)
-    need(all(rank <= 16 for rank in ranks), "8.3 an impossible shape: more than 16 dimensions")
-    shapes = [tuple(columns.column(range(rank))) for rank in ranks]
-    elements = [count_elements(dtype, shape, "8.3") for dtype, shape in zip(dtypes, shapes, strict=True)]
-    for name, *spec in zip(names, dtypes, shapes, strict=True):
-        need(old is None or [*old[name][:2]] == spec, "8.6 a row of another dtype or shape than the tensor held")
-    changed = columns.column(names)
-    need(all(1 <= c <= n for c, n in zip(changed, elements, strict=True)), "8.3 a changed count of 0 or above all")
-    counts = columns.column(names)
-    need(all((c == 0) == (codec == "plain") for c in counts), "8.3 blocks with plain, or none without")
-    indices = [read_block_indices(columns, c, n) for c, n in zip(counts, elements, strict=True)]
-    sizes = [columns.column(row) for row in indices]
-    need(all(all(row) for row in sizes), "8.3 a block of 0 bytes")
-    need(columns.at == size, "8.3 bytes behind the last column")
-    blocks = [list(zip(*pair, strict=True)) for pair in zip(indices, sizes, strict=True)]
-    return [Row(*row) for row in zip(names, dtypes, shapes, changed, blocks, strict=True)]
-
-
-def read_names(columns: Columns, count: int, known: Collection[str]) -> list[str]:
-    """Column 1 (5.2). An unknown name ends it at once."""
-    names: list[str] = []
-    before, total = b"", 0
-    for _ in range(count):
-        shared = columns.varint()
-        need(shared <= len(before), "8.3 a name shares more bytes than the one before has")
-        raw = before[:shared] + columns.take(columns.varint())
-        total += len(raw)
-        need(len(raw) <= 4096 and total <= 1 << 24, "8.3 names over their limits")
-        need(not names or raw > before, "8.3 names unsorted or repeated")
-        names.append(decode_text(raw, "8.3 a name that is not UTF-8"))
-        need(names[-1] in known, "8.6 a row of a tensor that is not held")
-        before = raw
-    return names
-
-
-def read_block_indices(columns: Columns, count: int, elements: int) -> list[int]:
-    """Column 7 of one row, as numbers of blocks (5.2)."""
-    indices: list[int] = []
-    following = 0
-    for _ in range(count):
-        following += columns.varint() + 1
-        need((following - 1) * BLOCK < elements, "8.3 a block outside its tensor")
-        indices.append(following - 1)
-    return indices
-
-
-def read_plain(rows: list[Row], entries: Mapping[str, Entry], old: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """The changed tensors of codec `plain` (5.3, 8.4); without `old`, of a patch without a base."""
+def read_plain(rows: list[Row], olds: list[list[int] | None], entries: Mapping[str, Entry]) -> list[list[int]]:
+    """The new bits of each row in codec `plain` (5.3, 8.4); ``olds`` are None in a patch without a base."""
     expected = {"weightcast.digests", "weightcast.table"}
-    new = {}
-    for name, dtype, shape, stated, _ in rows:
-        expected |= {f"{name}.values", f"{name}.indices"}
-        if f"{name}.indices" in entries:
+    new = []
+    for row, old in zip(rows, olds, strict=True):
+        dtype, label = row.dtype, row.label
+        expected |= {f"{label}.values", f"{label}.indices"}
+        if f"{label}.indices" in entries:
             need(old is not None, "8.4 (5.3) indices in a patch without a base")
-            indices = entries[f"{name}.indices"]
+            indices = entries[f"{label}.indices"]
             need(indices.dtype in ("I32", "I64") and len(indices.shape) == 1, "8.4 indices are not I32 or I64 [k]")
             at = unpack(indices.raw, width(indices.dtype))
-            values = unpack(entry_of(entries, f"{name}.values", dtype if DTYPES[dtype] >= 8 else "U8"), width(dtype))
-            changed, bits = len(at), overwrite(old[name].bits, at, values)
+            values = unpack(entry_of(entries, f"{label}.values", dtype if DTYPES[dtype] >= 8 else "U8"), width(dtype))
+            bits = overwrite(old, at, values)
+            need(len(at) == row.changed, "8.6 a number of changed elements other than the table's")
         else:
-            need(f"{name}.values" in entries, f"8.4 a missing entry: {name}.values")
-            whole = entries[f"{name}.values"]
-            need(whole[:2] == (dtype, shape), "8.4 values of another dtype or shape than the tensor's")
+            need(f"{label}.values" in entries, f"8.4 a missing entry: {label}.values")
+            whole = entries[f"{label}.values"]
+            need(whole[:2] == (dtype, row.part), "8.4 values of another dtype or shape than the tensor's")
             bits = unpack(whole.raw, width(dtype))
-            changed = len(bits) if old is None else count_changed(old[name].bits, bits)
-        need(changed == stated, "8.6 a number of changed elements other than the table's")
-        new[name] = Tensor(dtype, shape, bits)
+            need(old is not None or row.changed == len(bits), "8.4 no base, and another count than all elements")
+            counted = old is None or row.changed in (len(bits), count_changed(old, bits))
+            need(counted, "8.6 a number of changed elements other than the table's")
+        new.append(bits)
     need(set(entries) <= expected, "8.4 an entry of no tensor")
     return new
 
@@ -310,21 +250,21 @@ def count_changed(old: list[int], new: list[int]) -> int:
 # Section 6: blocks
 
 
-def read_blocks(rows: list[Row], entries: Mapping[str, Entry], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The changed tensors of codecs `gap` and `banded` (6, 8.4)."""
+def read_blocks(rows: list[Row], olds: list[list[int]], entries: Mapping[str, Entry]) -> list[list[int]]:
+    """The new bits of each row in codecs `gap` and `banded` (6, 8.4)."""
     raw = entry_of(entries, "weightcast.blocks", "U8")
     need(set(entries) == {"weightcast.digests", "weightcast.table", "weightcast.blocks"}, "8.4 an entry of no tensor")
     need(sum(size for row in rows for _, size in row.blocks) == len(raw), "8.4 block bytes that do not add up")
-    new = {}
+    new = []
     at = 0
-    for name, dtype, shape, stated, blocks in rows:
-        bits = list(old[name].bits)
-        for index, size in blocks:
+    for row, old in zip(rows, olds, strict=True):
+        bits = list(old)
+        for index, size in row.blocks:
             span = slice(index * BLOCK, (index + 1) * BLOCK)
-            bits[span] = read_block(raw[at : at + size], bits[span], dtype)
+            bits[span] = read_block(raw[at : at + size], bits[span], row.dtype)
             at += size
-        need(count_changed(old[name].bits, bits) == stated, "8.6 a number of changed elements other than the table's")
-        new[name] = Tensor(dtype, shape, bits)
+        need(count_changed(old, bits) == row.changed, "8.6 a number of changed elements other than the table's")
+        new.append(bits)
     return new
 
 

@@ -106,6 +106,9 @@ class Table:
     dtypes: list[int]
     ranks: list[int]
     sizes: list[int]
+    boxes: list[int]
+    offsets: list[int]
+    box_sizes: list[int]
     changed: list[int]
     counts: list[int]
     skips: list[int]
@@ -134,12 +137,17 @@ class Table:
             names.append((shared, raw[at : at + length]))
             at += length
         dtypes, ranks = column(rows), column(rows)
-        sizes, changed, counts = column(sum(ranks)), column(rows), column(rows)
-        return cls(names, dtypes, ranks, sizes, changed, counts, column(sum(counts)), column(sum(counts)))
+        sizes, boxes = column(sum(ranks)), column(rows)
+        along = sum(rank * count for rank, count in zip(ranks, boxes, strict=True))
+        offsets, box_sizes = column(along), column(along)
+        parts = sum(max(count, 1) for count in boxes)
+        changed, counts = column(parts), column(parts)
+        skips, lengths = column(sum(counts)), column(sum(counts))
+        return cls(names, dtypes, ranks, sizes, boxes, offsets, box_sizes, changed, counts, skips, lengths)
 
     def raw(self) -> bytes:
         names = b"".join(varint(shared) + varint(len(rest)) + rest for shared, rest in self.names)
-        columns = (self.dtypes, self.ranks, self.sizes, self.changed, self.counts, self.skips, self.lengths)
+        columns = [value for name, value in vars(self).items() if name != "names"]
         return names + b"".join(varint(value) for column in columns for value in column)
 
 

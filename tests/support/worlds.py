@@ -163,7 +163,7 @@ class World:
         for _ in range(2):
             self.store.now += 2 * DAY
             collect(self.chain, KEEP_ALL)
-        named = {self.chain.manifest(version).object.key for version in self.chain.versions()}
+        named = {self.chain.manifest(version).objects[0].key for version in self.chain.versions()}
         whole = {key.rpartition("/")[0] for key in self.objects() if key.endswith(f"/{RECORD}")}
         return {
             key
@@ -359,4 +359,4 @@ def damage(world: World, key: str) -> bytes:
 
 
 def delta_of(world: World, version: int) -> str:
-    return world.chain.manifest(version).object.key
+    return world.chain.manifest(version).objects[0].key

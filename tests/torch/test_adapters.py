@@ -30,8 +30,10 @@ from torch import nn  # noqa: E402
 import weightcast as wc  # noqa: E402
 from weightcast.errors import UsageError  # noqa: E402
 from weightcast.store.memory import MemoryStore  # noqa: E402
-from weightcast.torch import TorchTarget  # noqa: E402
+from weightcast.torch import Merged, TorchTarget  # noqa: E402
 from weightcast.torch.adapters import layout_of  # noqa: E402
+from weightcast.torch.sharded import ShardedModel  # noqa: E402
+from weightcast.torch.structure import structure_of  # noqa: E402
 
 STEPS = 3
 
@@ -175,3 +177,11 @@ def test_adapter_that_transformers_put_into_a_model_is_refused() -> None:
     model.add_adapter(lora())
     with pytest.raises(UsageError, match="adapter"):
         wc.Publisher(MemoryStore("adapter"), model)
+
+
+def test_models_with_adapters_are_refused_where_sharded_or_where_a_structure_is_wanted() -> None:
+    for model in (adapted(), Merged(adapted())):
+        for refusing, hint in ((ShardedModel, "from one process"), (structure_of, "before adapters are put into it")):
+            with pytest.raises(UsageError, match="a model with adapters") as caught:
+                refusing(model)
+            assert hint in str(caught.value)

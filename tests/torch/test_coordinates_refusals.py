@@ -84,7 +84,9 @@ def test_fsdp1_is_refused() -> None:
         pass
 
     error = refusal_of(nn.ModuleDict({"inner": FullyShardedDataParallel(nn.Linear(2, 2))}), "inner")
-    assert error.problem == "sharded parameters are not supported yet"
+    assert error.problem == "FullyShardedDataParallel is not supported"
+    assert error.hint is not None
+    assert "fully_shard" in error.hint
 
 
 class Wrapping(torch.Tensor):

@@ -209,7 +209,7 @@ def test_publisher_with_the_gpus_kernels_sends_the_bytes_of_a_cpu(
                 optimizer.step()
                 commits.append(publisher.publish(step=step).result(60))
         assert {commit.codec for commit in commits} == {codec}
-        return [commit.object.sha256 for commit in commits]
+        return [commit.objects[0].sha256 for commit in commits]
 
     monkeypatch.setattr(torch_model, "kernels_for", lambda device, workers: GpuKernels())
     coded_there = publish()

@@ -38,13 +38,13 @@ def run(dtype: torch.dtype, every: int, steps: int, lr: float = 3e-5) -> list[st
             if step % every == 0:
                 receipts = [publisher.publish(step=step) for publisher in publishers]
                 commit, *others = [receipt.result(60) for receipt in receipts]
-                assert [other.object.sha256 for other in others] == [commit.object.sha256] * 2
+                assert [other.objects[0].sha256 for other in others] == [commit.objects[0].sha256] * 2
                 assert [other.position for other in others] == [commit.position] * 2
                 assert follower.catch_up() == commit.position
                 assert wc.fingerprint(follower.target).digest == commit.position.digest
                 same(model, follower.model)
                 assert commit.codec == "banded"
-                objects.append(commit.object.sha256)
+                objects.append(commit.objects[0].sha256)
     assert publishers[0].position.version == steps // every
     return objects
 

@@ -1,8 +1,9 @@
-"""Write a golden channel of docs/SPEC.md sections 11 to 13 into channel-v1/ beside this file, once.
+"""Write a golden channel of docs/SPEC.md sections 11 to 13 into channel-v1/ beside this file, if it is not there.
 
     PYTHONPATH=src:tests/support python tests/vectors/make_channel.py
 
-It is never written again (SPEC 9.4). `expected.json` has the position digest of every version.
+Version 7 is three objects of boxes in a folder. From the first release on the channel is never written again (SPEC
+9.4). `expected.json` has the position digest of every version.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from cases import gaussian, moved
+from several import publish_objects
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -24,6 +26,7 @@ from weightcast.upkeep.squash import squash
 
 HERE = Path(__file__).parent / "channel-v1"
 VERSIONS = 10
+IN_BOXES = 7
 
 
 def main() -> None:
@@ -39,12 +42,24 @@ def main() -> None:
     dtypes = {"a.weight": "BF16", "b.weight": "BF16"}
     model = wc.Arrays(arrays, dtypes, {"tied.weight": "a.weight"})
     expected = [wc.init(HERE / "bucket", model, writer="golden").position.digest]
-    with wc.Publisher(HERE / "bucket", model, writer="golden") as publisher:
-        for step in range(1, VERSIONS + 1):
-            for name in dtypes:
-                model.write(name, moved(rng, model.read(name), 0.05))
-            expected.append(publisher.publish(step=10 * step).result().position.digest)
+
+    def train(version: int) -> wc.Arrays:
+        """A step of the model; returns the weights before it."""
+        before = wc.Arrays.copy_of(model)
+        for name in dtypes:
+            model.write(name, moved(rng, model.read(name), 0.3 if version == IN_BOXES else 0.05))
+        return before
+
+    def publish(versions: range) -> None:
+        with wc.Publisher(HERE / "bucket", model, writer="golden") as publisher:
+            for version in versions:
+                train(version)
+                expected.append(publisher.publish(step=10 * version).result().position.digest)
+
+    publish(range(1, IN_BOXES))
     chain = Chain.open(open_store(HERE / "bucket"))
+    expected.append(publish_objects(chain, train(IN_BOXES), model).position.digest)
+    publish(range(IN_BOXES + 1, VERSIONS + 1))
     with tempfile.TemporaryDirectory() as scratch:
         list(squash(chain, Path(scratch) / "squash", levels=(4, 8)))
         with wc.Subscriber(HERE / "bucket", Path(scratch) / "mirror", wc.Pinned(5)) as subscriber:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from checkpoints import layout
@@ -19,6 +20,7 @@ class Row:
     shape: tuple[int, ...]
     changed: int
     blocks: tuple[tuple[int, int], ...]  # blocks left out before it, bytes
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # offset and size; rows of one name are its boxes
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,18 @@ class Object:
             at += more
         codes, ranks = ([number() for _ in names] for _ in range(2))
         shapes = [tuple(number() for _ in range(rank)) for rank in ranks]
-        changed, counts = ([number() for _ in names] for _ in range(2))
+        boxes = [number() for _ in names]
+        cut = [i for i, count in enumerate(boxes) for _ in range(count)]
+        offsets, shares = ([tuple(number() for _ in shapes[i]) for i in cut] for _ in range(2))
+        left = zip(offsets, shares, strict=True)
+        parts = [(i, None if not count else next(left)) for i, count in enumerate(boxes) for _ in range(count or 1)]
+        changed, counts = ([number() for _ in parts] for _ in range(2))
         skips, sizes = ([[number() for _ in range(count)] for count in counts] for _ in range(2))
         blocks = [tuple(zip(*pair, strict=True)) for pair in zip(skips, sizes, strict=True)]
-        rows = [Row(*row) for row in zip(names, codes, shapes, changed, blocks, strict=True)]
+        rows = [
+            Row(names[i], codes[i], shapes[i], count, some, box)
+            for (i, box), count, some in zip(parts, changed, blocks, strict=True)
+        ]
         assert pack(rows) == table
         return rows
 
@@ -132,12 +142,17 @@ def varint(value: int) -> bytes:
 def pack(rows: list[Row]) -> bytes:
     """The columns of 5.2."""
     table, before = b"", b""
-    for row in rows:
+    # Boxes of one tensor stand together, and only the first of them tells its name; two whole tensors are two.
+    tensors = [list(same) for _, same in groupby(rows, lambda row: (row.name, row.box is None and id(row)))]
+    for row in (same[0] for same in tensors):
         shared = next((i for i, (a, b) in enumerate(zip(before, row.name, strict=False)) if a != b), None)
         shared = min(len(before), len(row.name)) if shared is None else shared
         table += varint(shared) + varint(len(row.name) - shared) + row.name[shared:]
         before = row.name
-    numbers = [row.code for row in rows] + [len(row.shape) for row in rows] + [n for row in rows for n in row.shape]
+    firsts = [same[0] for same in tensors]
+    numbers = [row.code for row in firsts] + [len(row.shape) for row in firsts] + [n for r in firsts for n in r.shape]
+    numbers += [sum(row.box is not None for row in same) for same in tensors]
+    numbers += [n for row in rows if row.box for n in row.box[0]] + [n for row in rows if row.box for n in row.box[1]]
     numbers += [row.changed for row in rows] + [len(row.blocks) for row in rows]
     numbers += [skip for row in rows for skip, _ in row.blocks] + [size for row in rows for _, size in row.blocks]
     return table + b"".join(map(varint, numbers))

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import hub
+import numpy as np
 import pytest
 import rgw
 import trl
 from engines import START_SECONDS, Engine, free_port, serving
 from world import Attached
+
+import weightcast as wc
 
 STEPS = 5
 PATIENCE = START_SECONDS + 60.0
@@ -173,8 +176,11 @@ class Deployment:
 @pytest.fixture(scope="module")
 def chatting(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 whose tokenizer has the chat template that TRL knows for it."""
-    folder = tmp_path_factory.mktemp("chatting") / "qwen3"
-    shutil.copytree(model("qwen3"), folder)
+    return with_template(model("qwen3"), tmp_path_factory.mktemp("chatting") / "qwen3")
+
+
+def with_template(model: Path, folder: Path) -> Path:
+    shutil.copytree(model, folder)
     shutil.copy(Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja", folder / "chat_template.jinja")
     return folder
 
@@ -182,7 +188,9 @@ def chatting(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 @contextmanager
 def bucket(kind: str, folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """A channel's address in a bucket of that kind, and what its clients find it by."""
-    if kind == "hf":
+    if kind == "folder":
+        yield str(folder / "channel"), {}
+    elif kind == "hf":
         with hub.serving(folder / "hub") as stand_in:
             yield f"{stand_in.make_bucket('run')}/channel", stand_in.environment
     else:
@@ -222,6 +230,30 @@ def test_every_step_of_trl_is_live_in_vllm_and_rollouts_carry_their_version(
     check_sizes(syncs[1:])
     with capsys.disabled():
         tell("s3", syncs[1:])
+
+
+def test_experts_that_trl_streams_fused_are_live_in_vllm_and_are_those_of_its_checkpoint(
+    model: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixture = with_template(model("moe"), tmp_path / "moe")
+    with deployed("folder", mixture, tmp_path) as deployment:
+        syncs = [step(deployment) for _ in range(1 + STEPS)]
+        deployment.training.wait()
+        assert [sync["version"] for sync in syncs] == list(range(1 + STEPS))
+        check_rollouts(deployment)
+        deployment.weightcast("pull", deployment.channel, str(tmp_path / "pulled"))
+    check_sizes(syncs[1:])
+    with (
+        wc.Checkpoint(tmp_path / "checkpoints" / f"checkpoint-{STEPS}") as saved,
+        wc.Checkpoint(tmp_path / "pulled") as pulled,
+    ):
+        assert any(spec.name.endswith("experts.3.gate_proj.weight") for spec in saved.table)
+        assert [spec.name for spec in saved.table] == [spec.name for spec in pulled.table]
+        for spec in saved.table:
+            masters = saved.read(spec.name).view("<f4")
+            assert np.array_equal(wc.round_to("BF16", masters), pulled.read(spec.name)), spec.name
+    with capsys.disabled():
+        tell("a mixture", syncs[1:])
 
 
 def test_training_continues_after_agent_engine_and_trainer_are_killed(

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -92,10 +92,13 @@ class Chain(ChainReader):
                 raise _conflict(store, lost)
         return cls(store, channel)
 
-    def put_delta(self, position: Position, data: Data) -> ObjectRef:
-        """Upload the patch of the next version; readers do not see it before the commit."""
+    def put_delta(self, position: Position, data: Data, folder: str | None = None) -> ObjectRef:
+        """Upload the patch of the next version, or one object of it; readers do not see it before the commit.
+
+        Several objects of one version have a ``folder`` in common, named by 16 hexadecimal digits.
+        """
         sha256, size = summary(data)
-        ref = ObjectRef(delta_key(position, sha256), size, sha256)
+        ref = ObjectRef(delta_key(position, sha256, folder), size, sha256)
         self.store.put(ref.key, data)
         return ref
 
@@ -138,6 +141,20 @@ class Chain(ChainReader):
             self._put_record(folder, anchor)
         return record
 
+    def put_anchor_file(self, position: Position, mark: str, name: str, path: Path) -> ObjectRef:
+        """Upload one file of an anchor that several writers upload together; ``mark`` is what they agreed on."""
+        if name not in wanted([name]) or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
+            raise UsageError(f"an anchor cannot hold a file called {name}", file=str(path))
+        sha256, size = summary(path)
+        ref = ObjectRef(anchor_folder(position, mark) + name, size, sha256)
+        self.store.put(ref.key, path)
+        return ref
+
+    def complete_anchor(self, position: Position, mark: str, files: Sequence[ObjectRef]) -> ObjectRef:
+        """Write the record of an anchor of boxes, whose files were uploaded one by one."""
+        anchor = Anchor(self.channel.id, position, tuple(sorted(files, key=lambda ref: ref.key)), boxes=True)
+        return self._put_record(anchor_folder(position, mark), anchor)
+
     def _resumable(self, folder: str) -> dict[str, int]:
         """Sizes of the files in an anchor's folder that need not be sent; older ones are sent again."""
         there = list(self.store.list(folder))
@@ -177,7 +194,7 @@ class Chain(ChainReader):
         self,
         position: Position,
         base: Position | None,
-        ref: ObjectRef,
+        objects: ObjectRef | Sequence[ObjectRef],
         codec: str | None,
         changed: int,
         step: int | None,
@@ -188,7 +205,8 @@ class Chain(ChainReader):
         check_name(writer, "writer")
         step = check_step(step)
         now = round(time.time(), 3)
-        return Manifest(self.channel.id, position, base, ref, codec, changed, step, now, writer, check_label(label))
+        refs = (objects,) if isinstance(objects, ObjectRef) else tuple(objects)
+        return Manifest(self.channel.id, position, base, refs, codec, changed, step, now, writer, check_label(label))
 
     def commit(self, manifest: Manifest) -> None:
         """Make a version visible to all readers at once; `ConflictError` if another writer was first.

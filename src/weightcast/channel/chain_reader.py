@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
 from typing import Self, TypeVar
 
 from weightcast.channel.edge import Edge, edge_from_key, edge_of, leads_to_commit
@@ -201,12 +203,19 @@ class ChainReader:
                 yield Edge("reference", None, at.version, self.channel.table.nbytes, folder, at.digest), files
 
     def delta_edges(self, first: int, goal: int) -> Iterator[Edge]:
-        for listed in self.store.list(DELTAS, f"{DELTAS}{first:012d}~"):
-            edge = edge_from_key(listed.key, listed.size)
-            if edge and edge.result > goal:
+        for edge, _ in self.deltas(f"{DELTAS}{first:012d}~"):
+            if edge.result > goal:
                 return
-            if edge:
-                yield edge
+            yield edge
+
+    def deltas(self, start_after: str = "") -> Iterator[tuple[Edge, list[Listed]]]:
+        """Every delta with its objects, by one listing, in which those of one delta stand together."""
+
+        known = ((edge_from_key(one.key, one.size), one) for one in self.store.list(DELTAS, start_after))
+        placed = ((edge, listed) for edge, listed in known if edge is not None)
+        for _, together in groupby(placed, lambda one: one[0].key):
+            edges, objects = zip(*together, strict=True)
+            yield replace(edges[0], nbytes=sum(edge.nbytes for edge in edges)), list(objects)
 
     def squash_edges(self, first: int) -> Iterator[Edge]:
         for listed in self.store.list(SQUASHES, f"{SQUASHES}{first:012d}"):
@@ -218,7 +227,7 @@ class ChainReader:
         """The record of an anchor, by its key; `FormatError` if ``manifest`` commits the key with other bytes."""
         data = read_record(self.store, key)
         with about(file=f"{self.store.url}/{key}"):
-            if manifest is not None and manifest.object.key == key and summary(data)[0] != manifest.object.sha256:
+            if manifest is not None and manifest.key == key and summary(data)[0] != manifest.objects[0].sha256:
                 raise FormatError("this is not the record that was committed")
             anchor = load_record(Anchor, data)
             if anchor.channel != self.channel.id or not all(ref.key.startswith(parent(key)) for ref in anchor.files):

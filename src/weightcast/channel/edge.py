@@ -20,7 +20,7 @@ class Edge:
     result: int
     nbytes: int
     key: str
-    """The object of a delta or squash, the folder of an anchor or reference."""
+    """The object of a delta or squash; the folder of an anchor, of a reference, or of a delta of several objects."""
     digest: str = ""
     """The first digits of the result's digest, from the key."""
 
@@ -31,17 +31,17 @@ class Edge:
 
 
 def edge_from_key(key: str, nbytes: int) -> Edge | None:
-    """The delta or squash under ``key``; None for any other object."""
+    """The delta or squash that the object under ``key`` is, or is part of; None for any other object."""
     delta, squash = read_delta_key(key), read_squash_key(key)
     if delta:
-        return Edge("delta", delta[0] - 1, delta[0], nbytes, key, delta[1])
+        return Edge("delta", delta.version - 1, delta.version, nbytes, delta.delta, delta.digest)
     return Edge("squash", squash[0], squash[1], nbytes, key, squash[2]) if squash else None
 
 
 def edge_of(manifest: Manifest) -> Edge:
     """The delta that a manifest commits."""
-    version, ref = manifest.position.version, manifest.object
-    return Edge("delta", version - 1, version, ref.size, ref.key, manifest.position.digest[:16])
+    version = manifest.position.version
+    return Edge("delta", version - 1, version, manifest.nbytes, manifest.key, manifest.position.digest[:16])
 
 
 def squash_object(edge: Edge) -> ObjectRef:
@@ -59,5 +59,5 @@ def leads_to_commit(edge: Edge, manifest: Manifest | None) -> bool:
     squashes and anchors outlive manifests, and count if their key has the digest of the committed version.
     """
     if edge.kind == "delta":
-        return manifest is not None and manifest.object.key == edge.key
+        return manifest is not None and manifest.key == edge.key
     return manifest is None or manifest.position.digest.startswith(edge.digest)

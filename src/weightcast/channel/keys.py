@@ -33,8 +33,10 @@ def manifest_key(version: int, writer: str | None = None) -> str:
     return f"{MANIFESTS}{version:012d}{f'-{writer}' if writer else ''}.json"
 
 
-def delta_key(position: Position, sha256: str) -> str:
-    return f"{DELTAS}{position.version:012d}-{position.digest[:16]}-{sha256[:16]}.safetensors"
+def delta_key(position: Position, sha256: str, folder: str | None = None) -> str:
+    """An object of a delta: the only one, or one of several in a ``folder``, named by 16 hexadecimal digits."""
+    inside = f"{folder}/{sha256[:16]}" if folder else sha256[:16]
+    return f"{DELTAS}{position.version:012d}-{position.digest[:16]}-{inside}.safetensors"
 
 
 def squash_key(base: int, position: Position, sha256: str) -> str:
@@ -64,7 +66,9 @@ def replica_key(replica: str) -> str:
     return f"{REPLICAS}{replica}.json"
 
 
-_DELTA = re.compile(rf"{DELTAS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}\.safetensors", re.ASCII)
+_DELTA = re.compile(
+    rf"({DELTAS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}})(?:\.safetensors|/[0-9a-f]{{16}}\.safetensors)", re.ASCII
+)
 _SQUASH = re.compile(rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-f]{{64}})\.safetensors", re.ASCII)
 _ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)", re.ASCII)
 _MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,120}}))?\.json", re.ASCII)
@@ -72,10 +76,21 @@ _PIN = re.compile(rf"{PINS}(\d{{12}})\.json", re.ASCII)
 _TAG = re.compile(rf"{TAGS}([0-9A-Za-z._-]+)\.json", re.ASCII)
 
 
-def read_delta_key(key: str) -> tuple[int, str] | None:
-    """(version, first digits of its digest)"""
+@dataclass(frozen=True)
+class DeltaObject:
+    """An object of a delta, by its key; ``digest`` has the first digits."""
+
+    version: int
+    digest: str
+    delta: str
+    """The object's own key, or the folder of a delta of several objects."""
+
+
+def read_delta_key(key: str) -> DeltaObject | None:
     found = _DELTA.fullmatch(key)
-    return (int(found[1]), found[2]) if found else None
+    if not found:
+        return None
+    return DeltaObject(int(found[2]), found[3], key if key == f"{found[1]}.safetensors" else f"{found[1]}/")
 
 
 def read_squash_key(key: str) -> tuple[int, int, str, str] | None:

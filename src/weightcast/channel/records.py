@@ -66,8 +66,8 @@ class Manifest:
     channel: str
     position: Position
     base: Position | None
-    object: ObjectRef
-    """The patch, or the record of the anchor."""
+    objects: tuple[ObjectRef, ...]
+    """The patch, in one or several objects; or the record of the anchor."""
     codec: str | None
     changed: int
     step: int | None
@@ -76,6 +76,17 @@ class Manifest:
     writer: str
     label: str | None = None
     """One line for people, from the publisher."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(ref.size for ref in self.objects)
+
+    @property
+    def key(self) -> str:
+        """The key of the delta or of the anchor's record; for a delta of several objects, that of their folder."""
+        first = self.objects[0].key
+        place = read_delta_key(first)
+        return place.delta if place else first
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,8 @@ class Anchor:
     position: Position
     files: tuple[ObjectRef, ...]
     reference: Reference | None = None
+    boxes: bool = False
+    """Whether the weights are patches of boxes, as ranks of a sharded training wrote them, not yet a checkpoint."""
 
     @property
     def nbytes(self) -> int:
@@ -274,7 +287,7 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
         "channel": _id("a channel's id"),
         "position": position_from_json,
         "base": _optional(position_from_json),
-        "object": lambda value: ObjectRef(*_object(value)),
+        "objects": _files,
         "codec": _optional(_text("a codec", 20)),
         "changed": _natural("a count"),
         "step": _optional(_natural("a step")),
@@ -293,6 +306,7 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
         "position": position_from_json,
         "files": _files,
         "reference": _optional(lambda value: Reference(*_reference(value))),
+        "boxes": _value("a kind of anchor", lambda value: type(value) is bool),
     },
     Heartbeat: {
         "replica": _text("a replica's name", 100),
@@ -313,14 +327,22 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
 
 
 def _check_manifest(manifest: Manifest) -> None:
-    position, base, key = manifest.position, manifest.base, manifest.object.key
+    position, base = manifest.position, manifest.base
+    keys = [ref.key for ref in manifest.objects]
+    _expect(0 < len(keys) == len(set(keys)), "a list of objects")
     _expect((manifest.codec is None) == (base is None), "a codec")
     if base is not None:
         _expect(base.version == position.version - 1, "the base of a version")
-        _expect(read_delta_key(key) == (position.version, position.digest[:16]), "the name of a delta")
+        places = [read_delta_key(key) for key in keys]
+        _expect(all(place == places[0] for place in places), "a list of objects")
+        place = places[0]
+        is_there = place is not None and (place.version, place.digest) == (position.version, position.digest[:16])
+        _expect(is_there, "the name of a delta")
+        _expect(len(keys) == 1 or manifest.key.endswith("/"), "a list of objects")
     else:
-        place = read_anchor_key(key)
-        _expect(place is not None and place.name == RECORD and _is_at(place, position), "the name of an anchor")
+        _expect(len(keys) == 1, "a list of objects")
+        anchor = read_anchor_key(keys[0])
+        _expect(anchor is not None and anchor.name == RECORD and _is_at(anchor, position), "the name of an anchor")
 
 
 def _check_anchor(anchor: Anchor) -> None:
@@ -334,6 +356,7 @@ def _check_anchor(anchor: Anchor) -> None:
             raise FormatError(f"a checkpoint folder may not hold a file called {place.name}", hint=hint)
     _expect(len({ref.key for ref in anchor.files}) == len(anchor.files), "a list of files")
     _expect((anchor.reference is None) == bool(anchor.files), "an anchor of neither files nor a reference")
+    _expect(not (anchor.boxes and anchor.reference), "an anchor of boxes elsewhere")
 
 
 def _is_at(place: AnchorFile, position: Position) -> bool:

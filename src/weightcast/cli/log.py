@@ -169,7 +169,7 @@ def _entries(chain: Chain, head: Manifest, versions: Iterator[int], picked: Filt
 
 def _nbytes(entry: Entry, manifest: Manifest) -> int:
     """What the version took to publish; the size of an anchor's own record is not that of its files."""
-    return manifest.object.size if manifest.base is not None else entry.anchor or 0
+    return manifest.nbytes if manifest.base is not None else entry.anchor or 0
 
 
 def _fields(entry: Entry, model: TensorTable) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def publish(
     spent = time.monotonic() - began
     manifest, table = published.manifest, chain.channel.table
     version, density = manifest.position.version, manifest.changed / max(table.elements, 1)
-    nbytes = manifest.object.size if manifest.base is not None else chain.anchor(manifest.object.key).nbytes
+    nbytes = manifest.nbytes if manifest.base is not None else chain.anchor(manifest.key).nbytes
     tell(
         {
             "version": version,

@@ -65,7 +65,7 @@ def show(
     if manifest.base is None:
         _show_anchor(chain, manifest, commit)
         return
-    summary, rows = describe(PatchReader(StoreSource(chain.store, manifest.object)))
+    summary, rows = describe([PatchReader(StoreSource(chain.store, ref)) for ref in manifest.objects])
     report(commit | summary, time=manifest.time, tensors=rows)
     say("")
     if tensors or everything:
@@ -89,7 +89,7 @@ def _draw(chain: Chain, rows: list[dict[str, Any]]) -> None:
 
 def _show_anchor(chain: Chain, manifest: Manifest, commit: dict[str, Any]) -> None:
     """A version that is a whole checkpoint: its files, or where they are."""
-    anchor = chain.anchor(manifest.object.key)
+    anchor = chain.anchor(manifest.key)
     files = {ref.key.rpartition("/")[2]: ref.size for ref in anchor.files}
     reference = f"{anchor.reference.repository}@{anchor.reference.revision}" if anchor.reference else None
     more = {"result": anchor.position.digest, "reference": reference, "bytes": anchor.nbytes}

@@ -20,6 +20,7 @@ from weightcast.errors import CheckpointError, ResultError, UsageError, about
 from weightcast.format.closing import Closing
 from weightcast.format.diff import diff_tensors, refuse_other_table
 from weightcast.format.digest import Fingerprint, tensor_digest
+from weightcast.format.joined import joined
 from weightcast.format.patch import ModelSize, refuse_other_tensor, start_of_patch
 from weightcast.format.patchfile import PatchReader, PatchWriter
 from weightcast.format.safetensors import FileSource
@@ -90,7 +91,7 @@ def apply_in_place(patch: Path | str, target: Path | str, workers: Workers = ONE
     """
     target = Path(target)
     with FileSource(Path(patch)) as source, _Target(target) as opened, about(file=str(target)):
-        reader = PatchReader(source)
+        reader = joined([PatchReader(source)])
         _resume(target, opened, workers, report)
         fingerprint = fingerprint_of(opened.weights, workers, report)
         if fingerprint.digest == reader.header.result:
@@ -169,7 +170,7 @@ def apply_to_copy(
         tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".partial", dir=parent) as workshop,
         about(file=str(target)),
     ):
-        reader = PatchReader(source)
+        reader = joined([PatchReader(source)])
         fingerprint = fingerprint_of(weights, workers, report)
         start = None
         if fingerprint.digest != reader.header.result:

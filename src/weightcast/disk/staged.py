@@ -17,9 +17,10 @@ from weightcast.disk.durable import Report, replacing, require_space, silent
 from weightcast.format.codec import plain
 from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks
 from weightcast.format.digest import Fingerprint, tensor_digests
+from weightcast.format.joined import JoinedPatch
 from weightcast.format.patch import TensorPatch, refuse_other_tensor, start_of_patch, verify_result, verify_tensor
 from weightcast.format.patch_layout import common_stream, common_streams, lay_out, plain_streams
-from weightcast.format.patchfile import PatchReader, decode_tensors
+from weightcast.format.patchfile import PatchReader
 from weightcast.format.table import Row
 from weightcast.format.tensors import Bits, Target, Weights
 from weightcast.format.workers import ONE, Workers
@@ -36,12 +37,12 @@ def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = si
 
 
 def decode_verified(
-    reader: PatchReader, weights: Weights, start: Fingerprint, workers: Workers, report: Report
+    reader: PatchReader | JoinedPatch, weights: Weights, start: Fingerprint, workers: Workers, report: Report
 ) -> Iterator[TensorPatch]:
     """Decode tensor by tensor; each is verified before it is yielded, and the result after the last one."""
     digests = {}
     done, total = 0, sum(row.spec.nbytes for row in reader.rows)
-    for tensor in decode_tensors(reader, weights, reader.rows, workers):
+    for tensor in reader.tensors(weights, workers):
         digests[tensor.spec.name] = verify_tensor(start, reader.header.base, tensor)
         yield tensor
         done += tensor.spec.nbytes
@@ -50,7 +51,7 @@ def decode_verified(
 
 
 def stage(
-    reader: PatchReader,
+    reader: PatchReader | JoinedPatch,
     weights: Weights,
     fingerprint: Fingerprint,
     out: Path,
@@ -77,7 +78,7 @@ def stage(
 class _StagedFile:
     """A patch as `plain`. Its counts are known before its bits, so any thread can write any tensor to its place."""
 
-    def __init__(self, fd: int, patch: PatchReader):
+    def __init__(self, fd: int, patch: PatchReader | JoinedPatch):
         self._fd = fd
         rows = [Row(row.spec, row.changed, row.digest) for row in patch.rows]
         self._common, table_bytes = common_streams(rows)
@@ -117,7 +118,7 @@ def _write_at(fd: int, left: bytes | memoryview, at: int) -> None:
         left, at = left[written:], at + written
 
 
-def fingerprint_after(start: Fingerprint, reader: PatchReader) -> Fingerprint:
+def fingerprint_after(start: Fingerprint, reader: PatchReader | JoinedPatch) -> Fingerprint:
     """The fingerprint that a patch, verified before, leads to from ``start``, by the digests in its table."""
     for row in reader.rows:
         refuse_other_tensor(start.table, row.spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,10 @@ from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef, Reference
 from weightcast.channel.reference import bring
 from weightcast.channel.route import Route, route_bytes
-from weightcast.disk.checkpoint import Checkpoint
+from weightcast.disk.assemble import assemble
+from weightcast.disk.checkpoint import SINGLE, Checkpoint
 from weightcast.disk.companions import WEIGHTS, remove_code_references
-from weightcast.disk.durable import Report, discard, require_space
+from weightcast.disk.durable import Report, discard, disk_errors, require_space
 from weightcast.errors import (
     AccessError,
     ChannelError,
@@ -40,6 +41,9 @@ _AHEAD = 2
 BAD_OBJECT = (AccessError, ChannelError, CheckpointError, FormatError, MismatchError, MissingError, UsageError)
 """Errors that mean that an object cannot be used; others are of the store or of the disk."""
 
+_AT_ONCE = 8
+"""Objects of one patch that are fetched at the same time."""
+
 _BAD_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR}
 """Errors for a file name that the system does not allow: the fault of the channel, not of the disk."""
 
@@ -59,6 +63,7 @@ class Arrived:
 
     edge: Edge
     path: Path
+    """The file of a patch; the folder of an anchor, or of a patch of several files."""
     position: Position | None
     """The version it leads to, by an anchor's record or by a manifest; None if the manifest was not needed."""
     base: str | None
@@ -121,8 +126,8 @@ def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progre
         manifest = _manifest_of(chain, edge, goal)
         if edge.base is None:
             return _fetch_anchor(chain, path, edge, manifest, progress)
-        ref, base = (squash_object(edge), None) if edge.kind == "squash" else _delta_of(manifest, edge)
-        _fetch_object(chain, ref, path, progress, durable=False)
+        refs, base = ((squash_object(edge),), None) if edge.kind == "squash" else _delta_of(manifest, edge)
+        _fetch_patch(chain, refs, path, edge, progress)
         return Arrived(edge, path, manifest.position if manifest else None, base)
     except BAD_OBJECT as error:
         raise BadEdgeError(edge, error) from error
@@ -151,13 +156,29 @@ def _manifest_of(chain: Chain, edge: Edge, goal: Manifest) -> Manifest | None:
     return manifest
 
 
-def _delta_of(manifest: Manifest | None, edge: Edge) -> tuple[ObjectRef, str]:
-    """The object of a delta and the digest that it begins at, by its manifest."""
+def _fetch_patch(chain: Chain, refs: Sequence[ObjectRef], path: Path, edge: Edge, progress: _Progress) -> None:
+    """Fetch the objects of a patch: the only one to ``path``, several into that folder, a few at a time."""
+    if not edge.key.endswith("/"):
+        _fetch_object(chain, refs[0], path, progress, durable=False)
+        return
+    path.mkdir(exist_ok=True)
+    names = {ref.key.rpartition("/")[2]: ref for ref in refs}
+    for other in path.iterdir():
+        if other.name.removesuffix(".partial") not in names:
+            discard(other)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="weightcast-object") as pool:
+        for _ in pool.map(lambda name: _fetch_object(chain, names[name], path / name, progress, durable=False), names):
+            pass
+
+
+def _delta_of(manifest: Manifest | None, edge: Edge) -> tuple[tuple[ObjectRef, ...], str]:
+    """The objects of a delta and the digest that it begins at, by its manifest."""
     assert manifest is not None, "the manifest of a delta is always read"
     assert manifest.base is not None, "a manifest that names a delta has a base"
-    if manifest.object.size != edge.nbytes:
-        raise FormatError(f"the manifest says {manifest.object.size} bytes, not {edge.nbytes}", file=edge.key)
-    return manifest.object, manifest.base.digest
+    # A folder may hold more: what a writer that was interrupted has left.
+    if manifest.nbytes > edge.nbytes or (manifest.nbytes < edge.nbytes and not edge.key.endswith("/")):
+        raise FormatError(f"the manifest says {manifest.nbytes} bytes, not {edge.nbytes}", file=edge.key)
+    return manifest.objects, manifest.base.digest
 
 
 def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | None, progress: _Progress) -> Arrived:
@@ -179,7 +200,7 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     def one(name: str) -> dict[str, int]:
         """Fetch a file and digest its tensors, while other files are fetched."""
         _fetch_object(chain, names[name], folder / name, progress, durable=True)
-        return _digests(folder / name) if name.endswith(WEIGHTS) else {}
+        return _digests(folder / name) if name.endswith(WEIGHTS) and not anchor.boxes else {}
 
     digests: dict[str, int] = {}
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="weightcast-file") as pool:
@@ -190,7 +211,11 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     for path in folder.iterdir():
         if path.name not in names:
             discard(path)
-    remove_code_references(folder)
+    if anchor.boxes:
+        with disk_errors(folder):
+            assemble([folder / name for name in names if name.endswith(WEIGHTS)], chain.channel.table, folder)
+        digests = _digests(folder / SINGLE)
+    remove_code_references(folder)  # of the assembled folder: what may stay depends on the weights' file
     return Arrived(edge, folder, anchor.position, None, digests)
 
 

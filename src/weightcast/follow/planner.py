@@ -30,7 +30,7 @@ class Planner:
 
     def next_delta(self, at: Position | None, goal: Manifest) -> Route | None:
         """The delta from ``at`` to ``goal`` if that is the whole route: nothing needs to be listed."""
-        if at is None or goal.base != at or goal.object.key in self._bad:
+        if at is None or goal.base != at or goal.key in self._bad:
             return None
         return (edge_of(goal),)
 

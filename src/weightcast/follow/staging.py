@@ -19,6 +19,7 @@ from weightcast.follow.fetch import BAD_OBJECT, Arrived, BadEdgeError, arrivals,
 from weightcast.follow.replica import Replica, Staged, StagedAnchor, StagedPatch, opened_patches, position_of
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
+from weightcast.format.joined import joined, open_objects
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
 from weightcast.format.spec import TensorTable
@@ -59,7 +60,7 @@ def stage_route(
                     under = Overlay(weights, layers, fresh=isinstance(weights, Checkpoint))
                     fingerprint = _stage_one(arrived, under, fingerprint, out, workers, report)
                     patches.append(StagedPatch(Position(edge.result, fingerprint.digest), out))
-                    arrived.path.unlink()
+                    discard(arrived.path)
                 _refuse_other_result(arrived, fingerprint)
             except BAD_OBJECT as error:
                 raise BadEdgeError(edge, error) from error
@@ -105,8 +106,9 @@ def _clear(folder: Path, names: set[str]) -> None:
 def _stage_one(
     arrived: Arrived, under: Weights, fingerprint: Fingerprint, out: Path, workers: Workers, report: Report
 ) -> Fingerprint:
-    with FileSource(arrived.path) as source:
-        reader = PatchReader(source)
+    files = sorted(arrived.path.iterdir()) if arrived.path.is_dir() else [arrived.path]
+    with ExitStack() as opened:
+        reader = joined(open_objects(opened.enter_context(FileSource(file)) for file in files))
         if arrived.position is not None and arrived.position.digest != reader.header.result:
             raise FormatError("the patch does not lead to the position in its manifest", file=arrived.edge.key)
         if arrived.base is not None and arrived.base != fingerprint.digest:

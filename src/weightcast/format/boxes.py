@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +17,7 @@ from weightcast.format.tensors import Bits
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Range:
     """Evenly spaced coordinates along one dimension."""
 
@@ -92,10 +92,19 @@ class Place:
     spec: TensorSpec
     box: Box
 
+    @property
+    def is_whole(self) -> bool:
+        return self.box.is_all_of(self.spec.shape)
+
+    @cached_property
+    def label(self) -> str:
+        """The tensor's name, with the offset unless the box is all of it: a name of its own for each box."""
+        return self.spec.name if self.is_whole else f"{self.spec.name}[{','.join(map(str, self.box.offset))}]"
+
     @cached_property
     def part(self) -> TensorSpec:
         """The box as a tensor of its own: what detectors and codecs see."""
-        return replace(self.spec, shape=self.box.shape)
+        return self.spec if self.is_whole else TensorSpec(self.label, self.spec.dtype, self.box.shape)
 
     @cached_property
     def first(self) -> int | None:
@@ -118,6 +127,21 @@ class Place:
             rest, along = np.divmod(rest, self.box.shape[axis])
             found += (along + self.box.offset[axis]) * stride
         return found
+
+    def within(self, indices: Indices) -> tuple[npt.NDArray[np.intp], Indices]:
+        """Which of some sorted flat indices of the tensor are in the box: their places in the list, and where there."""
+        if self.first is not None:
+            begin, end = np.searchsorted(indices, [self.first, self.first + self.box.elements])
+            return np.arange(begin, end), indices[begin:end] - self.first
+        is_inside, local, inner = np.ones(indices.size, bool), np.zeros_like(indices), 1
+        rest = indices
+        for one, size in reversed(list(zip(self.box.ranges, self.spec.shape, strict=True))):
+            rest, along = np.divmod(rest, size)
+            is_inside &= (along >= one.start) & (along < one.start + one.count)
+            local += (along - one.start) * inner
+            inner *= one.count
+        chosen = np.flatnonzero(is_inside)
+        return chosen, local[chosen]
 
     def read(self, tensor: Bits) -> Bits:
         """The bits of the box, from those of the whole tensor; copied unless they are one run of it."""

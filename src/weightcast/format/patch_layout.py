@@ -81,7 +81,8 @@ Common = dict[str, npt.NDArray[np.uint8] | npt.NDArray[np.uint64]]
 def common_streams(rows: Sequence[Row]) -> tuple[Common, int]:
     """The streams that belong to no tensor: digests and table; and the table's size before compression."""
     table, table_bytes = pack_rows(rows)
-    digests = np.array([row.digest for row in rows], "<u8")
+    by_name = {row.spec.name: row.digest for row in rows}
+    digests = np.array(list(by_name.values()), "<u8")
     return {DIGESTS: digests, TABLE: np.frombuffer(table, np.uint8)}, table_bytes
 
 

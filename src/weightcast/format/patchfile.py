@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from shutil import copyfileobj
+from types import MappingProxyType
 from typing import IO, Any
 
 import numpy as np
 
 from weightcast.errors import FormatError, UsageError, VersionError, about
+from weightcast.format.boxes import Place
 from weightcast.format.closing import Closing
 from weightcast.format.codec import CODECS, Coded, check_codec
 from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks, Prepared
@@ -34,8 +36,8 @@ from weightcast.format.patch_layout import (
     lay_out,
     plain_stream,
 )
-from weightcast.format.safetensors import BytesSource, Container, Entry, Source, open_container
-from weightcast.format.table import Row, unpack_rows
+from weightcast.format.safetensors import Container, Entry, Source, open_container
+from weightcast.format.table import Row, order_of, unpack_rows
 from weightcast.format.tensors import Bits, Weights, read_all, refuse_other_bits
 from weightcast.format.workers import ONE, Workers
 
@@ -64,15 +66,19 @@ class PatchWriter(Closing):
     def close(self) -> None:
         self._close()
 
-    def add(self, coded: Coded) -> None:
-        """Add the next changed tensor."""
-        self._rows.append(coded.row)
+    def add(self, coded: Coded, place: Place | None = None) -> None:
+        """Add the next changed tensor; with a ``place``, what was coded is that box of a tensor."""
+        row = coded.row
+        if place is not None:
+            box = None if place.is_whole else place.box
+            row = Row(place.spec, row.changed, row.digest, row.blocks, box)
+        self._rows.append(row)
         for name, data in coded.streams.items():
             if name == "blocks":
                 self._spools[1].write(np.ascontiguousarray(data).data)
             else:
                 listed = "indices" in coded.streams
-                self._append(plain_stream(coded.row.spec, name, data.size, listed=listed), data)
+                self._append(plain_stream(row.place.part, name, data.size, listed=listed), data)
 
     def _append(self, stream: Stream, data: np.ndarray) -> None:
         self._streams.append(stream)
@@ -125,14 +131,34 @@ def encode_prepared(patch: Patch, codec: str, prepared: Mapping[str, Prepared] |
     return _encode(patch, codec, lambda tensor: known.get(tensor.spec.name), workers)
 
 
+def encode_boxes(
+    patch: Patch,
+    codec: str,
+    places: Mapping[str, Place],
+    known: Mapping[str, Bits | Prepared] | None,
+    workers: Workers,
+) -> bytes:
+    """`encode` for a patch of boxes, each a tensor of its own under the label of its place.
+
+    ``known`` has the old bits of each box, or what was prepared from them, by the same labels.
+    """
+    labels = known or {}
+    return _encode(patch, codec, lambda tensor: labels.get(tensor.spec.name), workers, places)
+
+
 def _encode(
-    patch: Patch, codec: str, known: Callable[[TensorPatch], Bits | Prepared | None], workers: Workers
+    patch: Patch,
+    codec: str,
+    known: Callable[[TensorPatch], Bits | Prepared | None],
+    workers: Workers,
+    places: Mapping[str, Place] = MappingProxyType({}),
 ) -> bytes:
     out = io.BytesIO()
+    in_order = patch.tensors if not places else sorted(patch.tensors, key=lambda one: order_of(places[one.spec.name]))
     with PatchWriter(codec) as writer:
-        for tensors in workers.batches(patch.tensors, lambda tensor: tensor.spec.elements, AT_ONCE):
+        for tensors in workers.batches(in_order, lambda tensor: tensor.spec.elements, AT_ONCE):
             for coded in writer.codec.encode([(tensor, known(tensor)) for tensor in tensors], workers):
-                writer.add(coded)
+                writer.add(coded, places.get(coded.row.spec.name))
         writer.finish(out, patch.base, patch.result, patch.model)
     return out.getvalue()
 
@@ -168,24 +194,51 @@ class PatchReader:
 
     def stored(self, row: Row) -> int:
         """Bytes of a tensor's coded streams."""
-        return sum(entry.end - entry.begin for entry in self._streams[row.spec.name].values())
+        return sum(entry.end - entry.begin for entry in self._streams[row.key].values())
 
     def coded(self, row: Row) -> Coded:
-        """Read one tensor's streams."""
+        """Read one tensor's streams, or those of a box as a tensor of its own."""
         streams: dict[str, np.ndarray] = {}
-        for stream, entry in self._streams[row.spec.name].items():
+        for stream, entry in self._streams[row.key].items():
             streams[stream] = data = self._container.read(entry)
             if stream == "values":
                 streams[stream] = data.view(row.spec.kind.word)
             elif stream == "indices":
                 streams[stream] = data.view("<i4" if entry.dtype == "I32" else "<i8")
-        return Coded(row, streams)
+        return Coded(row.part, streams)
+
+    def tensors(self, old: Weights | None, workers: Workers = ONE) -> Iterator[TensorPatch]:
+        """Decode all tensors in order, a few at a time: the next ones while the caller uses those before.
+
+        They are not read if ``old`` can decode for itself. Only for an object without boxes (`joined`).
+        """
+        decoder = self._decoder_of(old)
+
+        def decoded(batch: Sequence[Row]) -> list[TensorPatch]:
+            olds: Sequence[Bits | None] = [None] * len(batch)
+            if old is not None and self.header.base is not None:
+                for row in batch:
+                    refuse_other_tensor(old.table, row.spec)
+                if decoder is not None:
+                    return self.decode_by(decoder, batch)
+                olds = read_all(old, [row.spec.name for row in batch], workers)
+            return self.decode(batch, olds, workers)
+
+        each = AT_ONCE if decoder is None else AT_ONCE_IN_PLACE // workers.threads
+        batches = workers.batches(self.rows, lambda row: row.spec.elements, each)
+        yield from chain.from_iterable(workers.ahead(decoded, batches))
+
+    def _decoder_of(self, old: Weights | None) -> BlockDecoder | None:
+        """The decoder of weights that decode for themselves, if they can decode these tensors."""
+        if self.header.codec == "plain" or not isinstance(old, DecodesBlocks):
+            return None
+        return old.block_decoder([row.spec.name for row in self.rows])
 
     def decode(self, rows: Sequence[Row], olds: Sequence[Bits | None], workers: Workers = ONE) -> list[TensorPatch]:
         """Some tensors' patches, checked against the old tensors' sizes and the table's counts."""
         for row, old in zip(rows, olds, strict=True):
             if old is not None:
-                refuse_other_bits(row.spec, old)
+                refuse_other_bits(row.part.spec, old)
         codec = CODECS[self.header.codec]
         return self.decode_by(lambda coded: codec.decode(list(zip(coded, olds, strict=True)), workers), rows)
 
@@ -194,14 +247,14 @@ class PatchReader:
         with about(file=self._container.source.name):
             patches = decoder([self.coded(row) for row in rows])
             for row, patch in zip(rows, patches, strict=True):
-                if patch.changed != row.changed and not self._counts_all(row):
+                if patch.changed != row.changed and not self.counts_all(row):
                     text = f"the streams change {patch.changed} elements, the table says {row.changed}"
                     raise FormatError(text, tensor=row.spec.name)
         return patches
 
-    def _counts_all(self, row: Row) -> bool:
+    def counts_all(self, row: Row) -> bool:
         """Whether a tensor is there whole and counts as changed whole, since its writer did not know the old bits."""
-        return row.changed == row.spec.elements and self._streams[row.spec.name].keys() == {"values"}
+        return row.changed == row.elements and self._streams[row.key].keys() == {"values"}
 
     def _entry(self, name: str) -> Entry:
         try:
@@ -221,25 +274,28 @@ class PatchReader:
         blocks = None if self.header.codec == "plain" else self._list(BLOCKS).shape[0]
         return unpack_rows(table, meta["table"], digests, blocks)
 
-    def _place_streams(self) -> Iterator[tuple[str, dict[str, Entry]]]:
+    def _place_streams(self) -> Iterator[tuple[tuple[str, tuple[int, ...]], dict[str, Entry]]]:
         """Which bytes belong to which tensor; every entry must belong to one."""
         known = {DIGESTS, TABLE}
         if self.header.codec == "plain":
             for row in self.rows:
-                streams = {"values": self._entry(f"{row.spec.name}.values")}
-                indices = self._container.entries.get(f"{row.spec.name}.indices")
+                label = row.place.label
+                streams = {"values": self._entry(f"{label}.values")}
+                indices = self._container.entries.get(f"{label}.indices")
                 if indices is not None:
                     streams["indices"] = indices
-                known |= {entry.name for entry in streams.values()}
-                _check_plain(row, streams, whole=self.header.base is None)
-                yield row.spec.name, streams
+                if not known.isdisjoint(named := {entry.name for entry in streams.values()}):
+                    raise FormatError("two rows have the same entry", tensor=label)
+                known |= named
+                _check_plain(row.part, streams, whole=self.header.base is None)
+                yield row.key, streams
         else:
             blocks = self._list(BLOCKS)
             known.add(BLOCKS)
             at = blocks.begin
             for row in self.rows:
                 size = sum(length for _, length in row.blocks)
-                yield row.spec.name, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
+                yield row.key, {"blocks": Entry(BLOCKS, "U8", (size,), at, at + size)}
                 at += size
             if at != blocks.end:
                 raise FormatError(f"the table lists {at - blocks.begin} bytes of blocks, there are {blocks.shape[0]}")
@@ -298,54 +354,3 @@ def _check_plain(row: Row, streams: dict[str, Entry], whole: bool) -> None:
         good = good and indices.shape == values.shape == (row.changed,)
     if not good:
         raise FormatError("indices and values do not fit the tensor", tensor=spec.name)
-
-
-def decode(data: bytes | memoryview, old: Weights | None = None, workers: Workers = ONE) -> Patch:
-    """Read a patch from the bytes that `encode` made; `FormatError` for any others.
-
-    ``old`` is the base; "plain" needs none. Decoding checks only the format: `Patch.apply` verifies that the patch
-    leads from its base to its result.
-
-    >>> old, new = (wc.Arrays({"w": np.full(1000, value, np.float32)}) for value in (0, 1))
-    >>> wc.decode(wc.encode(wc.diff(old, new), old=old), old).changed
-    1000
-    >>> wc.decode(b"something else")
-    Traceback (most recent call last):
-    weightcast.errors.FormatError: not a safetensors file (file patch). Name a .safetensors file. ...
-    """
-    reader = PatchReader(BytesSource(data))
-    tensors = tuple(decode_tensors(reader, old, reader.rows, workers))
-    header = reader.header
-    return Patch(header.base, header.result, header.model, tensors)
-
-
-def decode_tensors(
-    reader: PatchReader, old: Weights | None, rows: Iterable[Row], workers: Workers = ONE
-) -> Iterator[TensorPatch]:
-    """Decode some tensors in order, a few at a time: the next ones while the caller uses those before.
-
-    They are not read if ``old`` can decode for itself.
-    """
-    rows = list(rows)
-    decoder = _decoder_of(reader, old, rows)
-
-    def decoded(batch: Sequence[Row]) -> list[TensorPatch]:
-        olds: Sequence[Bits | None] = [None] * len(batch)
-        if old is not None and reader.header.base is not None:
-            for row in batch:
-                refuse_other_tensor(old.table, row.spec)
-            if decoder is not None:
-                return reader.decode_by(decoder, batch)
-            olds = read_all(old, [row.spec.name for row in batch], workers)
-        return reader.decode(batch, olds, workers)
-
-    each = AT_ONCE if decoder is None else AT_ONCE_IN_PLACE // workers.threads
-    batches = workers.batches(rows, lambda row: row.spec.elements, each)
-    yield from chain.from_iterable(workers.ahead(decoded, batches))
-
-
-def _decoder_of(reader: PatchReader, old: Weights | None, rows: Sequence[Row]) -> BlockDecoder | None:
-    """The decoder of weights that decode for themselves, if they can decode these tensors."""
-    if reader.header.codec == "plain" or not isinstance(old, DecodesBlocks):
-        return None
-    return old.block_decoder([row.spec.name for row in rows])

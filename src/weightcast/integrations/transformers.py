@@ -149,7 +149,7 @@ class WeightcastCallback(TrainerCallback):
         return {
             "weightcast/version": self._newest.position.version,
             "weightcast/changed": self._newest.changed / self._publisher.table.elements,
-            "weightcast/bytes": self._newest.object.size,
+            "weightcast/bytes": self._newest.nbytes,
         }
 
     def _drain(self) -> None:

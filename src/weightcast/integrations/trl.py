@@ -36,6 +36,7 @@ from weightcast.store import open_store
 from weightcast.store.backoff import Backoff
 from weightcast.store.base import Store
 from weightcast.torch.model import wire_name
+from weightcast.torch.structure import structure_of
 
 _log = logging.getLogger("weightcast")
 
@@ -125,6 +126,7 @@ class WeightcastTransfer:
         self,
         channel: str | Path | Store,
         *,
+        model: torch.nn.Module | None = None,
         engine: str | Engine | None = None,
         mirror: Path | str | None = None,
         detect: Detect | None = None,
@@ -136,8 +138,10 @@ class WeightcastTransfer:
         threads: int | None = None,
         retry_after: float = 5.0,
     ):
-        """``dtype`` is what float32 is rounded to in a new channel; ``mirror`` is a folder for ``engine``.
+        """``model`` is the model that TRL trains, or one on the meta device of the same structure: mixtures need it.
 
+        TRL streams experts fused, as transformers holds them; with the model they are published apart, as in its
+        checkpoint. ``dtype`` is what float32 is rounded to in a new channel; ``mirror`` is a folder for ``engine``.
         The other parameters are those of `StreamPublisher`.
         """
         self._store = open_store(channel)
@@ -147,6 +151,7 @@ class WeightcastTransfer:
         self._open = partial(
             StreamPublisher,
             self._store,
+            model=None if model is None else structure_of(model),  # now: TRL wraps, shards and adapts it later
             detect=detect,
             dtype=wire_name(dtype),
             codec=codec,
@@ -223,7 +228,7 @@ class WeightcastTransfer:
         head = receipt.result()
         if before is not None and head.position == before.position:
             return _Sent(head.position)
-        return _Sent(head.position, head.changed, publisher.table.nbytes if head.base is None else head.object.size)
+        return _Sent(head.position, head.changed, publisher.table.nbytes if head.base is None else head.nbytes)
 
     def _committed(self, publisher: StreamPublisher, receipt: Receipt, deadline: float) -> _Sent:
         """Wait for the commit of these weights, until the deadline."""
@@ -231,7 +236,7 @@ class WeightcastTransfer:
             manifest = receipt.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
             if not receipt.is_new:  # the head had these weights
                 return _Sent(manifest.position)
-            return _Sent(manifest.position, manifest.changed, manifest.object.size)
+            return _Sent(manifest.position, manifest.changed, manifest.nbytes)
         except TimeoutError:
             if self.patience:
                 hint = "the upload is retried, together with the next version; training goes on"

@@ -68,24 +68,28 @@ class Committer:
         self._changed = threading.Condition()
         """Guards the pipeline, and is notified of its events."""
         self._scanning = threading.Lock()
-        ranked = self._codec == "banded"
         with ExitStack() as opening:
             self._workers = opening.enter_context(Workers(threads))
             begun = channel_in(store)
             self._detector = watch(begun, self._codec, self._workers)
             opening.callback(self._detector.close)
-            watched = self._detector.weights
-            if begun is None or begun.head() is None:
-                init(store, watched, writer=self.writer, workers=self._workers)
-            self._chain = open_for_writing(store, watched.table)
-            head, self._fingerprint, owed = take_up(self._chain, self._detector, self.writer, ranked, self._workers)
-            self._pipeline = Pipeline(head, owed)
-            announce(self._chain, self.writer)
+            self._open(store, begun)
             self._release = opening.pop_all().close
         steps = (self._resolve_next, "weightcast-resolver"), (self._send_next, "weightcast-sender")
         self._threads = [threading.Thread(target=_repeat, args=(step,), name=name, daemon=True) for step, name in steps]
         for thread in self._threads:
             thread.start()
+
+    def _open(self, store: Store, begun: Chain | None) -> None:
+        """Begin the channel, or take it up."""
+        watched = self._detector.weights
+        if begun is None or begun.head() is None:
+            init(store, watched, writer=self.writer, workers=self._workers)
+        self._chain = open_for_writing(store, watched.table)
+        ranked = self._codec == "banded"
+        head, self._fingerprint, owed = take_up(self._chain, self._detector, self.writer, ranked, self._workers)
+        self._pipeline = Pipeline(head, owed)
+        announce(self._chain, self.writer)
 
     @property
     def table(self) -> TensorTable:
@@ -248,9 +252,12 @@ class Committer:
             lost = StoreError("closed before this could be sent", url=self._chain.store.url, hint=hint)
             with self._event() as pipeline:
                 pipeline.close(lost)
-            for thread in self._threads:
-                thread.join()
+            self._join()
             self._release()
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
     def __enter__(self: C) -> C:
         return self

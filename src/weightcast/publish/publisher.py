@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from weightcast.channel.chain import Chain
 from weightcast.errors import UsageError
@@ -14,7 +14,10 @@ from weightcast.format.scan import Detect, Detector, Scan, Shadowed, WireDtype, 
 from weightcast.format.tensors import Weights, is_module, refuse_no_weights
 from weightcast.format.workers import Workers
 from weightcast.publish.committer import Committer
+from weightcast.publish.peers import Peers
 from weightcast.publish.receipt import Receipt
+from weightcast.publish.sharded import ShardedCommitter
+from weightcast.publish.shards import Shards
 from weightcast.store import open_store
 from weightcast.store.base import Store
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Publisher(Committer):
-    """The one writer of a channel.
+    """The one writer of a channel; or one rank of it, where weights are sharded.
 
     `publish` returns once it knows what changed; encoding and upload go on in the background. While one patch is being
     sent the next one waits, and everything published meanwhile is merged into it.
@@ -35,6 +38,10 @@ class Publisher(Committer):
     >>> receipt.result().position.version, receipt.result().changed
     (1, 1)
     """
+
+    def __new__(cls, channel: object, weights: object, **_: object) -> Publisher:
+        """Sharded weights have a publisher on every rank, which is another class with the same methods."""
+        return super().__new__(ShardedPublisher if cls is Publisher and _is_sharded(weights) else cls)
 
     def __init__(
         self,
@@ -49,6 +56,7 @@ class Publisher(Committer):
         writer: str | None = None,
         threads: int | None = None,
         retry_after: float = 5.0,
+        group: torch.distributed.ProcessGroup | Peers | None = None,
     ):
         """Take up the channel where it is, or begin it. Only a channel's version 0 is committed here: where the weights
         are not the head's, the first `publish` carries the difference. If the head's own weights cannot be fetched any
@@ -63,7 +71,13 @@ class Publisher(Committer):
         background anyway.
 
         An upload that fails, after all retries of the store, is tried again after ``retry_after`` seconds.
+
+        Where the weights are sharded (`Shards`, or a model with DTensors or inside DistributedDataParallel), every rank
+        of the process ``group``, by default all, opens a publisher and publishes after the same steps. Each uploads
+        what it has; nothing is gathered. In place of a group of torch, ``group`` may be `Peers` of another framework.
         """
+        if group is not None and not isinstance(self, ShardedPublisher):
+            raise UsageError("only sharded weights have a group", hint="Open a publisher on one rank, without a group.")
         if detect is not None:
             check_detect(detect)
         if isinstance(dtype, str):
@@ -92,6 +106,41 @@ class Publisher(Committer):
         return self._detector.scan(weights)
 
 
+class ShardedPublisher(ShardedCommitter, Publisher):
+    """One rank of the one writer of a channel."""
+
+    def __init__(
+        self,
+        channel: str | Path | Store,
+        weights: Weights | torch.nn.Module,
+        *,
+        group: torch.distributed.ProcessGroup | Peers | None = None,
+        **options: Any,
+    ):
+        self._peers = _peers_of(group)
+        try:
+            super().__init__(channel, weights, group=group, **options)
+        except BaseException:
+            self._peers.close()
+            raise
+
+
+def _is_sharded(weights: object) -> bool:
+    if isinstance(weights, Shards) or not is_module(weights):
+        return isinstance(weights, Shards)
+    from weightcast.torch.sharded import is_sharded
+
+    return is_sharded(weights)
+
+
+def _peers_of(group: torch.distributed.ProcessGroup | Peers | None) -> Peers:
+    if group is not None and hasattr(group, "gather"):
+        return cast(Peers, group)
+    from weightcast.torch.peers import GroupPeers
+
+    return GroupPeers(cast("torch.distributed.ProcessGroup | None", group))
+
+
 def _watch(
     weights: Weights | torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
@@ -107,6 +156,8 @@ def _watch(
 
         table = begun.channel.table if begun is not None else None
         return watch(weights, optimizer, detect, dtype, check_every, table, codec, workers)
+    if isinstance(weights, Shards):
+        return Shadowed(weights, codec == "banded", workers)
     refuse_no_weights(weights)
     if optimizer is not None or detect is not None or dtype is not None:
         raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")

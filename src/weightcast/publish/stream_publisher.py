@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from weightcast.torch.stream import Streamed
+    from weightcast.torch.translation import Translation
 
 _log = logging.getLogger("weightcast")
 
@@ -58,6 +59,7 @@ class StreamPublisher:
         self,
         channel: str | Path | Store,
         *,
+        model: torch.nn.Module | None = None,
         detect: Detect | None = None,
         dtype: WireDtype | torch.dtype | None = None,
         codec: CodecName = "banded",
@@ -66,6 +68,10 @@ class StreamPublisher:
         retry_after: float = 5.0,
     ):
         """Look up the channel, so that a wrong address fails at once; the first `send` begins it or takes it up.
+
+        ``model`` is for streams of what a transformers model holds where its checkpoint has it in another form, as
+        with the fused experts of a mixture: they are published as `save_pretrained` would write them. Only its
+        structure is read, at once; it may be on the meta device, or sharded.
 
         ``detect`` says where the bits of the last stream are kept, to compare the next one with: "device" beside the
         tensors, "host" in pinned memory. By default they are on the GPU as far as they fit into a quarter of its free
@@ -81,6 +87,7 @@ class StreamPublisher:
             check_name(writer, "writer")
         self._store = open_store(channel)
         self._detect, self._dtype = detect, dtype
+        self._translation = None if model is None else _translation_of(model)
         self._begin = partial(
             _Sender, self._store, codec=check_codec(codec), writer=writer, threads=threads, retry_after=retry_after
         )
@@ -122,7 +129,9 @@ class StreamPublisher:
         from weightcast.torch.stream import Streamed
 
         table = begun.channel.table if begun is not None else None
-        streamed = Streamed(stream, table, self._dtype, self._detect, codec=codec, workers=workers)
+        streamed = Streamed(
+            stream, table, self._dtype, self._detect, codec=codec, workers=workers, translation=self._translation
+        )
         if begun is not None and (missing := streamed.missing):
             with _held(begun, streamed.table, missing) as held:
                 tied = _tied(held, missing)
@@ -178,6 +187,12 @@ class _Sender(Committer):
     def send(self, stream: Iterable[tuple[str, torch.Tensor]] | None, step: int | None, label: str | None) -> Receipt:
         streamed = cast("Streamed", self._detector)
         return self._add(partial(streamed.scan, stream), step, label, undoes=True)
+
+
+def _translation_of(model: torch.nn.Module) -> Translation:
+    from weightcast.torch.translation import Translation
+
+    return Translation(model)
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from weightcast.torch.coordinates import (
     Made,
     Piece,
     Tensors,
-    coordinates_in,
     coordinates_of,
-    refuse_shards,
+    coordinates_without_wrappers,
+    refuse_other_formats,
     refuse_unfit,
     sort_by_name,
 )
@@ -119,7 +119,7 @@ def _write_adapter_config(model: Any, name: str, folder: Path) -> None:
 def _merged(model: Any) -> Coordinates:
     active = list(model.active_adapters)
     _refuse_other_methods(model, active)
-    refuse_shards(model)
+    refuse_other_formats(model)
     try:
         model.base_model._check_merge_allowed()
     except ValueError as error:
@@ -127,7 +127,7 @@ def _merged(model: Any) -> Coordinates:
     base = model.get_base_model()
     plain = rebuilt(base, _unloaded)
     _untie(plain)
-    layout = coordinates_in(plain, model)
+    layout = coordinates_without_wrappers(plain, model)
     merges = _merges(base)
     kept: list[Piece] = []
     parts: dict[int, list[Piece]] = {}
@@ -283,7 +283,7 @@ class _MergedConversion:
             if id(source) in self.merges and id(source) not in merged:
                 merged |= self.merges[id(source)].parameters()
         sources = {name: merged.get(id(source), source) for name, source in self.conversion.sources.items()}
-        return replace(self.conversion, sources=sources).tensors()
+        return self.conversion.tensors(sources)
 
 
 def _after_merging(made: Made, merges: Mapping[int, _Merge]) -> Made:

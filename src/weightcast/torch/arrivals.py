@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ _NAMES_LISTED = 5
 _RESTART = "If it trains other parameters now, restart the trainer."
 _OTHER_MODEL = (
     "Is this the channel of that model? If the checkpoint stores tensors in another form than the model, as with the"
-    " experts of a mixture, publish with weightcast.integrations.transformers.WeightcastCallback."
+    " experts of a mixture, pass the model as well: model=…."
 )
 
 
@@ -50,8 +50,10 @@ class Arrivals:
     """The group of each tensor that a stream had, and its index there."""
     copies: dict[str, str] = field(default_factory=dict)
     """Tensors that were taken for copies of others, by name: no stream may have them later."""
-    doubles: dict[str, Group] = field(default_factory=dict)
-    """Of the stream under way: a tied output layer that the channel does not have."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Other names of tensors, of which the checkpoint has one, by what the model says."""
+    doubles: dict[str, tuple[Group, str]] = field(default_factory=dict)
+    """Of the stream under way: tied tensors that the channel does not have, and the one that it has of each."""
     _spare: torch.Tensor | None = None
 
     def groups(self, stream: Stream) -> Iterator[Group]:
@@ -64,12 +66,12 @@ class Arrivals:
             if name in seen:
                 raise UsageError("the trainer sent a tensor twice", tensor=name)
             seen.add(name)
-            tensor = _plain(name, given)
+            tensor = plain(name, given)
             if name in expected:
                 group = self._receive(name, tensor)
                 if group.is_whole:
                     yield group
-            elif self.table is not None and name not in self.table:
+            elif name not in self.table if self.table is not None else name in self.tied:
                 if not self._is_double(name, tensor):
                     unknown.append(name)
             else:
@@ -110,21 +112,23 @@ class Arrivals:
         return i
 
     def _is_double(self, name: str, tensor: torch.Tensor) -> bool:
-        """Keep a tied output layer, which the channel has only as the embedding, until both can be compared."""
-        assert self.table is not None
-        like = self.embedding_like(name, tuple(tensor.shape))
+        """Keep a tied tensor, which the channel has only under another name, until both can be compared."""
+        like = self._tied_to(name, tensor)
         if like is None or not _fits(tensor, like):
             return False
         spec, tensor = TensorSpec(name, like.dtype, like.shape), _widened(tensor, like)
         kind = _kind(tensor, spec)
-        group = self.doubles[name] = Group(kind, self._room(kind, aligned(tensor.numel())))
+        group = Group(kind, self._room(kind, aligned(tensor.numel())))
+        self.doubles[name] = group, like.name
         self._add(group, spec, tensor)
         return True
 
-    def embedding_like(self, name: str, shape: tuple[int, ...]) -> TensorSpec | None:
-        """The tensor of the table that an output layer of this name may be tied to."""
-        assert self.table is not None
-        alike = (spec for spec in self.table if spec.shape == shape and "embed" in spec.name)
+    def _tied_to(self, name: str, tensor: torch.Tensor) -> TensorSpec | None:
+        """What the channel has of a tied tensor: by what the model says, else the embedding of an output layer."""
+        if (like := self.tied.get(name)) is not None and (self.table is None or like in self.table):
+            return self._spec_of(like, tensor, is_later=False)
+        shape = tuple(tensor.shape)
+        alike = (spec for spec in self.table or () if spec.shape == shape and "embed" in spec.name)
         return next(alike, None) if name.endswith(HEAD) else None
 
     def forget(self, known: set[str]) -> None:
@@ -178,14 +182,14 @@ class Arrivals:
         if not any_came:
             raise UsageError("the trainer sent no tensors", hint="Is the whole model frozen?")
         if unknown:
-            problem = f"the channel has no such tensor: {_listed(unknown)}"
+            problem = f"the channel has no such tensor: {listed(unknown)}"
             raise UsageError(problem, tensor=unknown[0], hint=_OTHER_MODEL)
         if fewer:  # silently, these would keep their old bits
-            problem = f"the trainer did not send tensors that it sent before: {_listed(sorted(fewer))}"
+            problem = f"the trainer did not send tensors that it sent before: {listed(sorted(fewer))}"
             raise UsageError(problem, tensor=min(fewer), hint=_RESTART)
 
 
-def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose memory can be read as it is; `UsageError` for a shard, and for what is not in memory."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"expected a tensor, got {type(tensor).__name__}", tensor=name)
@@ -219,5 +223,6 @@ def _refuse_other_shape(tensor: torch.Tensor, spec: TensorSpec) -> None:
         raise UsageError(problem, tensor=spec.name, hint=_OTHER_MODEL)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first few names, for an error."""
     return ", ".join(names[:_NAMES_LISTED]) + (" …" if len(names) > _NAMES_LISTED else "")

@@ -44,6 +44,13 @@ class Slot:
     offset: int = 0
     """Elements of the source before the tensor."""
     narrow: bool = False
+    dtensor: torch.Tensor | None = None
+    """The DTensor whose local tensor is the source."""
+
+    @property
+    def registered(self) -> torch.Tensor:
+        """The parameter or buffer: what the model and the optimizer have."""
+        return self.source if self.dtensor is None else self.dtensor
 
     def words(self) -> torch.Tensor:
         """The tensor's memory as flat integers."""

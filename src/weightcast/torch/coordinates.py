@@ -47,11 +47,11 @@ class Piece:
     source: torch.Tensor
     """The live parameter or buffer itself: the object that an optimizer has."""
     offset: int
-    """Elements into the source."""
+    """Elements into the source; of a DTensor, into the whole tensor."""
     shape: tuple[int, ...]
 
     def view(self) -> torch.Tensor:
-        """The tensor in the source's current memory; detached, contiguous, not copied."""
+        """The tensor in the source's current memory; detached, contiguous, not copied. Not for a DTensor."""
         return self.source.detach().view(-1).narrow(0, self.offset, prod(self.shape)).view(self.shape)
 
 
@@ -96,21 +96,37 @@ class Coordinates:
     """`UsageError` if the model is no longer set up as it was, so that these are not its tensors any more."""
 
 
-def coordinates_of(model: nn.Module) -> Coordinates:
+def coordinates_of(model: nn.Module, sharded: bool = False) -> Coordinates:
     """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved.
 
-    A model of PEFT is refused: `weightcast.torch.adapters` has the coordinates of those.
+    With ``sharded``, sources may be DTensors: nothing but their names, shapes and dtypes is looked at, so that all
+    ranks find the same. A model of PEFT is refused: `weightcast.torch.adapters` has the coordinates of those.
     """
     model = unwrapped(model)
-    _refuse_adapters(model)
-    return coordinates_in(bare(model), model)
+    refuse_adapters(model, _UNSHARDED if sharded else _BY_ADAPTERS)
+    return coordinates_without_wrappers(bare(model), model, sharded)
 
 
-def coordinates_in(bare: nn.Module, model: nn.Module) -> Coordinates:
+def coordinates_without_wrappers(bare: nn.Module, model: nn.Module, sharded: bool = False) -> Coordinates:
     """The coordinates of ``model``, in which ``bare`` is the part that is saved, without any wrappers."""
-    refuse_shards(bare)
+    refuse_other_formats(bare)
     live = _live_tensors(bare)
-    ties = _ties(live)
+    for name, tensor in live.items():
+        refuse_unfit(name, tensor, sharded)
+    return _coordinates(model, bare, live, _ties(live))
+
+
+def coordinates_in(structure: nn.Module) -> Coordinates:
+    """The coordinates in a `structure_of` a model: the sources are its tensors, which have no memory."""
+    live = _live_tensors(structure)
+    names: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(live, key=str.encode):
+        names[id(live[name])].append(name)
+    return _coordinates(structure, structure, live, [tied for tied in names.values() if len(tied) > 1])
+
+
+def _coordinates(model: nn.Module, bare: nn.Module, live: Tensors, ties: Sequence[Sequence[str]]) -> Coordinates:
+    aliases: dict[str, str]
     if _is_pretrained(bare):
         pieces, made = _converted(bare, _saved(bare, live, ties))
         aliases = {}
@@ -149,53 +165,72 @@ def _announce(names: Iterable[str]) -> None:
 # What cannot be saved
 
 
-def _refuse_adapters(model: nn.Module) -> None:
+_BY_ADAPTERS = "Pass the PeftModel itself to publish its adapter, or weightcast.torch.Merged(peft_model)."
+
+_UNSHARDED = "Models of PEFT are published whole, from one process: open the publisher without DDP, FSDP2 or DTensors."
+
+
+def refuse_adapters(model: nn.Module, hint: str) -> None:
+    """`UsageError` for modules that adapters were put into: their parameters are not those of a checkpoint."""
     for module in model.modules():
         from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in type(module).__mro__)
         if from_peft or vars(module).get("_hf_peft_config_loaded"):
-            raise UsageError(
-                f"a model with adapters ({type(module).__name__}) has no checkpoint of its own",
-                hint="Pass the PeftModel itself to publish its adapter, or weightcast.torch.Merged(peft_model).",
-            )
+            problem = f"a model with adapters ({type(module).__name__}) has no checkpoint of its own"
+            raise UsageError(problem, hint=hint)
 
 
-def refuse_shards(model: nn.Module) -> None:
-    """`UsageError` for a model whose tensors are not what a checkpoint would hold."""
+def refuse_other_formats(model: nn.Module) -> None:
+    """`UsageError` for a model whose tensors are not what a checkpoint would hold: quantised, or flattened by FSDP1."""
     for name, module in model.named_modules():
         if vars(module).get("hf_quantizer") is not None:
             raise UsageError("a quantised model cannot be published", hint="Dequantise it: model.dequantize().")
         if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
-            raise UsageError("sharded parameters are not supported yet", tensor=name or None)
+            hint = "Shard the model with fully_shard() from torch.distributed.fsdp: FSDP2 keeps each parameter apart."
+            raise UsageError("FullyShardedDataParallel is not supported", tensor=name or None, hint=hint)
 
 
 # What a model holds
 
 
+def is_dtensor(tensor: object) -> bool:
+    """Checked by name: most models have none, and importing the class takes long."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; of a DTensor, what this rank holds of it.
+
+    Not `to_local()`, which returns a new view each time: FSDP2 can replace the local tensor, and that must be seen.
+    """
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor) if is_dtensor(tensor) else tensor
+    return local
+
+
 def _live_tensors(model: nn.Module) -> Tensors:
-    """The parameters and persistent buffers by their names in `state_dict`; each one can be published."""
+    """The parameters and persistent buffers by their names in `state_dict`."""
+    live = model.state_dict(keep_vars=True)  # first of all: FSDP2 reshards in its hooks
     own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
-    live = model.state_dict(keep_vars=True)
     if not live:
         raise UsageError("the model has no tensors")
     for name, tensor in live.items():
         if id(tensor) not in own:
             hint = "weightcast publishes parameters and buffers: remove other state from state_dict()."
             raise UsageError("an entry of state_dict() is not a parameter or buffer", tensor=name, hint=hint)
-        refuse_unfit(name, tensor)
     return live
 
 
-def refuse_unfit(name: str, tensor: torch.Tensor) -> None:
-    """`UsageError` for a tensor whose bits cannot be read in place."""
+def refuse_unfit(name: str, tensor: torch.Tensor, sharded: bool = False) -> None:
+    """`UsageError` for a tensor whose bits cannot be read in place; DTensors are fit where ``sharded``."""
 
     def unfit(problem: str, hint: str | None = None) -> UsageError:
         return UsageError(problem, tensor=name, hint=hint)
 
+    if hasattr(tensor, "ds_shape") or (is_dtensor(tensor) and not sharded):
+        raise unfit("sharded parameters are not supported yet", "Publish from whole parameters, as DDP has them.")
+    tensor = memory_of(tensor)
     kind = type(tensor)
     if nn.parameter.is_lazy(tensor) or tensor.is_meta:
         raise unfit("the tensor has no memory yet", "Load the model's weights first, or run it once.")
-    if kind.__name__ == "DTensor" or hasattr(tensor, "ds_shape"):
-        raise unfit("sharded parameters are not supported yet", "Publish from whole parameters, as DDP has them.")
     if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.layout != torch.strided:
         what = kind.__name__ if tensor.layout == torch.strided else f"{tensor.layout} tensor"
         raise unfit(f"a {what} has no plain memory", "Publish from plain dense tensors.")
@@ -216,7 +251,9 @@ def _unholdable(name: str, tensor: torch.Tensor) -> UsageError:
 def _ties(live: Tensors) -> list[list[str]]:
     """The names, sorted, of each tensor that has more than one; `UsageError` for any other sharing of memory."""
     areas = sorted(
-        (str(tensor.device), tensor.data_ptr(), name.encode(), name) for name, tensor in live.items() if tensor.numel()
+        (str(memory.device), memory.data_ptr(), name.encode(), name)
+        for name, tensor in live.items()
+        if (memory := memory_of(tensor)).numel()
     )
     groups: list[list[str]] = []
     last_device, last_stop = "", 0
@@ -224,8 +261,8 @@ def _ties(live: Tensors) -> list[list[str]]:
         tensor = live[name]
         if device != last_device or start >= last_stop:
             groups.append([name])
-            last_device, last_stop = device, start + tensor.nbytes
-        elif (first := live[groups[-1][0]]).data_ptr() == start and _alike(first, tensor):
+            last_device, last_stop = device, start + memory_of(tensor).nbytes
+        elif same_memory(first := live[groups[-1][0]], tensor) and _alike(first, tensor):
             groups[-1].append(name)
         else:
             raise UsageError(
@@ -233,7 +270,17 @@ def _ties(live: Tensors) -> list[list[str]]:
                 tensor=name,
                 hint="Tie whole parameters, or give this one its own memory: parameter.data = parameter.data.clone().",
             )
-    return [names for names in groups if len(names) > 1]
+    # A rank may hold nothing of a DTensor.
+    empty: dict[int, list[str]] = defaultdict(list)
+    for name in sorted(live, key=str.encode):
+        if is_dtensor(live[name]) and not memory_of(live[name]).numel():
+            empty[id(live[name])].append(name)
+    return [names for names in chain(groups, empty.values()) if len(names) > 1]
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors begin at the same place; DTensors must be the same, so that all ranks find the same."""
+    return a is b if is_dtensor(a) or is_dtensor(b) else a.data_ptr() == b.data_ptr()
 
 
 # What transformers saves
@@ -252,8 +299,11 @@ def _saved(model: Any, live: Tensors, ties: Sequence[Sequence[str]]) -> Tensors:
     ignored = model._keys_to_ignore_on_save or ()
     dropped = set(ignored)
     for names in ties:
-        # Not all tensors at once: it would clone others in the same storage.
-        tied = {name: live[name].detach() for name in names if name not in ignored}
+        # Not all tensors at once: it would clone others in the same storage. Of a DTensor a rank may hold nothing, but
+        # all that is looked at is that the memory is the same.
+        first = live[names[0]]
+        shared = torch.empty(1) if is_dtensor(first) else first.detach()
+        tied = dict.fromkeys((name for name in names if name not in ignored), shared)
         try:
             dropped |= tied.keys() - remove_tied_weights_from_state_dict(dict(tied), model).keys()
         except RuntimeError as error:
@@ -312,10 +362,11 @@ class Conversion:
     sources: Tensors
     stand_ins: Tensors
 
-    def tensors(self) -> Tensors:
+    def tensors(self, sources: Tensors | None = None) -> Tensors:
+        """Its results, from the sources' current values or from other ``sources`` of the same names."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        live = {name: tensor.detach() for name, tensor in self.sources.items()}
+        live = {name: tensor.detach() for name, tensor in (self.sources if sources is None else sources).items()}
         with torch.no_grad(), _Uncopied():
             saved: Tensors = revert_weight_conversion(_with_own_conversions(self.model), {**self.stand_ins, **live})
         return saved

@@ -36,7 +36,7 @@ from weightcast.torch.batch import (
     log_edits,
     replacement,
 )
-from weightcast.torch.model import LiveModel, write_count
+from weightcast.torch.model import LiveModel, marks_of
 from weightcast.torch.transit import PinnedCopy, sums_in_transit
 
 _CHECK_EVERY = 50
@@ -60,10 +60,20 @@ def watch(
     workers: Workers,
 ) -> Detector:
     """The detector for a model; ``table`` is the channel's, if there is one."""
+    return detector_of(LiveModel(model, dtype, table, workers), optimizer, detect, check_every, codec)
+
+
+def detector_of(
+    live: LiveModel,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    detect: Detect | None,
+    check_every: int | None,
+    codec: CodecName,
+) -> Transient | Resident:
+    """The detector for a model, or for a rank's part of one."""
     given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
     optimizers = [_innermost(one) for one in given]
     detect = detect or ("transient" if optimizers else "device")
-    live = LiveModel(model, dtype, table, workers)
     if detect != "transient":
         return Resident(live, detect == "host", codec)
     if not optimizers:
@@ -158,11 +168,10 @@ class _Journal:
     """During a step: the bits before it."""
     flips: Any = None
     shadow: Copied | None = None
-    marks: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[tuple[int, ...]] = field(default_factory=list)
 
-    def marks_now(self) -> list[tuple[int, int]]:
-        """What changes when anything writes to a parameter, except through `.data`, which torch does not count."""
-        return [(write_count(slot.source), slot.source.data_ptr()) for slot in self.batch.slots]
+    def marks_now(self) -> list[tuple[int, ...]]:
+        return [marks_of(slot.registered) for slot in self.batch.slots]
 
     def open(self) -> None:
         """A step begins."""
@@ -225,8 +234,8 @@ class Transient:
         kept: list[Slot] = []
         by_owner: dict[Optimizer | None, list[Slot]] = {}
         for name, slot in live.slots.items():
-            if name not in live.made and isinstance(slot.source, torch.nn.Parameter):
-                by_owner.setdefault(owners.get(id(slot.source)), []).append(slot)
+            if name not in live.made and isinstance(slot.registered, torch.nn.Parameter):
+                by_owner.setdefault(owners.get(id(slot.registered)), []).append(slot)
             else:
                 kept.append(slot)
         self._journals = [
@@ -283,8 +292,8 @@ class Transient:
             raise UsageError("the optimizer is in the middle of a step", hint="Publish between steps.")
         self._stepping = None  # a step on this thread raised
         self._scans += 1
-        moved = [self.weights.slots[name].source for name in self.weights.relocate()]
-        self._suspicious = self._suspicious or any(isinstance(source, torch.nn.Parameter) for source in moved)
+        moved = [self.weights.slots[name].registered for name in self.weights.relocate()]
+        self._suspicious = self._suspicious or any(isinstance(tensor, torch.nn.Parameter) for tensor in moved)
         self._suspect_edits()
         due = self._suspicious or (self._check_every > 0 and self._scans % self._check_every == 0)
         found = []
@@ -332,8 +341,8 @@ def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optim
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    sources = {name: slot.source for name, slot in live.slots.items() if name not in live.made}
-    of_made = (source for made in live.made.values() for source in made.sources)
+    sources = {piece.name: piece.source for piece in live.layout.pieces}  # a rank may have none of them
+    of_made = (source for made in live.layout.made for source in made.sources)
     if not any(id(source) in owners for source in chain(sources.values(), of_made)):
         hint = "Create it from this model's parameters(), after moving the model to its device."
         raise UsageError("the optimizer owns none of the model's parameters", hint=hint)

@@ -25,7 +25,16 @@ from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.adapters import layout_of
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of, unsigned
-from weightcast.torch.coordinates import DTYPES, Made, Making, Tensors
+from weightcast.torch.coordinates import (
+    DTYPES,
+    Coordinates,
+    Made,
+    Making,
+    Tensors,
+    is_dtensor,
+    memory_of,
+    same_memory,
+)
 from weightcast.torch.decoder import DecodingKernels, decode_in_place
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
@@ -47,23 +56,22 @@ class LiveModel:
         table: TensorTable | None = None,
         workers: Workers = ONE,
     ):
-        self.layout = layout_of(model)
-        self.is_adapter = self.layout.is_adapter
+        layout, wire = layout_of(model), WireDtypes(wire_name(dtype), table)
+        pieces = [wire.slot(one.name, one.shape, one.source, one.offset) for one in layout.pieces]
+        made = [wire.slot(one.name, one.shape, unmade(one), 0) for one in layout.made]
+        self._watch(layout, pieces + made, workers)
+
+    def _watch(self, layout: Coordinates, slots: Sequence[Slot], workers: Workers) -> None:
+        """Begin to watch the model's tensors; those of them that are read are the ``slots``."""
+        self.layout = layout
+        self.is_adapter = layout.is_adapter
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._workers = workers
-        wire = wire_name(dtype)
-
-        def slot(name: str, shape: tuple[int, ...], source: torch.Tensor, offset: int) -> Slot:
-            own = DTYPES[source.dtype]
-            wanted = table[name].dtype if table is not None and name in table else wire or own
-            narrow = own == "F32" and wanted in NARROW
-            return Slot(TensorSpec(name, wanted if narrow else own, shape), source, offset, narrow)
-
-        self.made: dict[str, Made] = {made.name: made for made in self.layout.made}
-        self.slots = {one.name: slot(one.name, one.shape, one.source, one.offset) for one in self.layout.pieces}
-        self.slots |= {one.name: slot(one.name, one.shape, _unmade(one), 0) for one in self.layout.made}
-        self.table = TensorTable.of([slot.spec for slot in self.slots.values()], self.layout.aliases)
-        tensors = _tensors(self.layout.model)
+        self.slots = {slot.spec.name: slot for slot in slots}
+        self.made: dict[str, Made] = {made.name: made for made in layout.made if made.name in self.slots}
+        aliases = {alias: name for alias, name in layout.aliases.items() if name in self.slots}
+        self.table = TensorTable.of([slot.spec for slot in slots], aliases)
+        tensors = self._tensors()
         self._known = set(tensors)
         self._names: dict[int, list[str]] = {}
         for name, tensor in tensors.items():
@@ -71,11 +79,16 @@ class LiveModel:
         self._homes = {piece.name: self._names[id(piece.source)] for piece in self.layout.pieces}
         self._kinds = {piece.name: _kind(piece.source) for piece in self.layout.pieces}
         self._census = _Census.of(self.layout.model)
-        self._last_read: tuple[Making, list[tuple[int, int]], Tensors] | None = None
+        self._last_read: tuple[Making, list[tuple[int, ...]], Tensors] | None = None
 
     @property
     def model(self) -> torch.nn.Module:
         return self.layout.model
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """All parameters and buffers, under each of their names."""
+        named = self.model.named_parameters(remove_duplicate=False), self.model.named_buffers(remove_duplicate=False)
+        return dict(named[0]) | dict(named[1])
 
     def relocate(self) -> list[str]:
         """Find tensors of the model that were replaced, and watch the new ones; returns their names.
@@ -87,23 +100,24 @@ class LiveModel:
         census = _Census.of(self.model)
         if census.same(self._census):
             return []
-        tensors = _tensors(self.model)
+        tensors = self._tensors()
         for name in sorted(tensors.keys() - self._known):
             if isinstance(tensors[name], torch.nn.Parameter):
                 raise _gone(name)
-        for made in self.made.values():
+        for made in self.layout.made:
             if any(tensors.get(name) is not source for source in made.sources for name in self._names[id(source)]):
                 raise _gone(made.name)
         moved = []
         for name, home in self._homes.items():
-            now, slot = [tensors.get(other) for other in home], self.slots[name]
+            now, slot = [tensors.get(other) for other in home], self.slots.get(name)
             first = now[0]
-            tied = first is not None and all(one is not None and one.data_ptr() == first.data_ptr() for one in now)
+            tied = first is not None and all(one is not None and same_memory(one, first) for one in now)
             if first is None or not tied or _kind(first) != self._kinds[name]:
                 raise _gone(name)
-            if first is not slot.source:
-                slot.source = first
+            if slot is not None and slot.registered is not first:
                 moved.append(name)
+            if slot is not None:
+                slot.source, slot.dtensor = memory_of(first), first if is_dtensor(first) else None
         self._census = census
         return moved
 
@@ -129,7 +143,7 @@ class LiveModel:
             yield
         finally:
             for name, slot in slots.items():
-                slot.source = _unmade(self.made[name])
+                slot.source = unmade(self.made[name])
 
     def kernels(self, device: torch.device) -> Kernels[Any]:
         if device not in self._kernels:
@@ -151,7 +165,7 @@ class LiveModel:
         What is computed together is kept until the next scan, or until a source was written to: a layer of experts is
         read as hundreds of tensors.
         """
-        marks = [(write_count(source), source.data_ptr()) for source in made.sources]
+        marks = [marks_of(source) for source in made.sources]
         last = self._last_read
         if last is None or last[0] is not made.making or last[1] != marks:
             last = self._last_read = made.making, marks, made.making.tensors()
@@ -209,19 +223,42 @@ class TorchTarget(LiveModel):
         self.slots[name].words().copy_(words_of(bits))
 
 
-def write_count(tensor: torch.Tensor) -> int:
-    """How often torch saw the tensor written to; it does not see what is written through `.data`."""
+@dataclass(frozen=True)
+class WireDtypes:
+    """The dtypes that tensors are published in: float32 may be rounded."""
+
+    wire: WireDtype | None
+    table: TensorTable | None
+    """The channel's, which decides about the tensors that it has."""
+
+    def spec(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        own = DTYPES[dtype]
+        wanted = self.table[name].dtype if self.table is not None and name in self.table else self.wire or own
+        return TensorSpec(name, wanted if own == "F32" and wanted in NARROW else own, shape)
+
+    def slot(self, name: str, shape: tuple[int, ...], registered: torch.Tensor, offset: int) -> Slot:
+        """A tensor of that shape, which begins at an element of what is in memory of a parameter or buffer."""
+        spec = self.spec(name, shape, registered.dtype)
+        dtensor = registered if is_dtensor(registered) else None
+        return Slot(spec, memory_of(registered), offset, spec.dtype != DTYPES[registered.dtype], dtensor)
+
+
+def marks_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """What changes when anything writes to a tensor, except through `.data`, which torch does not count.
+
+    A DTensor counts what is written to it, its local tensor what is written to that.
+    """
+    memory = memory_of(tensor)
+    return _write_count(tensor), _write_count(memory), memory.data_ptr()
+
+
+def _write_count(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _unmade(made: Made) -> torch.Tensor:
+def unmade(made: Made) -> torch.Tensor:
     """Stands for a tensor that is not computed at the moment: of its dtype, on its device, without elements."""
     return torch.empty(0, dtype=made.dtype, device=made.sources[0].device)
-
-
-def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters and buffers, under each of their names."""
-    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 @dataclass
@@ -240,14 +277,21 @@ class _Census:
             for tensor in own.values()
             if tensor is not None
         ]
-        return cls(tensors, [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for t in tensors])
+        memories = map(memory_of, tensors)
+        return cls(tensors, [(t.data_ptr(), t.dtype, t.shape, t.stride(), t.device) for t in memories])
 
     def same(self, other: _Census) -> bool:
         return self.kinds == other.kinds and all(map(operator.is_, self.tensors, other.tensors))
 
 
-def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, torch.device, bool]:
-    return tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous()
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    memory = memory_of(tensor)
+    return tensor.shape, memory.dtype, memory.shape, memory.device, memory.is_contiguous(), placements_of(tensor)
+
+
+def placements_of(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Where the parts of a DTensor are; None for other tensors."""
+    return (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None  # type: ignore[attr-defined]
 
 
 def _gone(name: str) -> UsageError:

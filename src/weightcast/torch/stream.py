@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from weightcast.torch.detectors import ModelScan
 from weightcast.torch.groups import Group, free_memory
 from weightcast.torch.model import kernels_for, wire_name, words_of
 from weightcast.torch.transit import PinnedCopy, Transit
+from weightcast.torch.translation import Translation
 
 _log = logging.getLogger("weightcast")
 
@@ -53,8 +55,11 @@ class Streamed:
     """The weights of the last stream, and the detector of what the next one changes.
 
     ``table`` is the channel's, if it exists: tensors of it that no stream has, such as frozen ones, keep the bits given
-    to `fill`. Without a table, the first stream defines it, and float32 is rounded to ``dtype``.
+    to `fill`. Without a table, the first stream defines it, and float32 is rounded to ``dtype``. With a ``translation``
+    streams have the tensors of a model, not those of its checkpoint.
     """
+
+    is_adapter = False
 
     @torch.inference_mode(False)  # what is kept is written to later, outside of it
     @torch.no_grad()
@@ -67,8 +72,11 @@ class Streamed:
         *,
         codec: CodecName,
         workers: Workers,
+        translation: Translation | None = None,
     ):
-        self._arrivals = Arrivals(table, wire_name(dtype), in_parts=detect == "host", begin=self._begin)
+        self._translation = translation
+        tied = translation.tied if translation is not None else {}
+        self._arrivals = Arrivals(table, wire_name(dtype), in_parts=detect == "host", begin=self._begin, tied=tied)
         self._detect, self._codec, self._workers = detect, codec, workers
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._left: dict[torch.device, float] = {}
@@ -78,15 +86,20 @@ class Streamed:
         self._others: dict[str, Bits] = {}
         self._tied: dict[str, str] = {}
         self._is_broken = False
-        for group in self._arrivals.groups(first):
+        for group in self._groups(first):
             kernels = self._kernels_on(group)
             self._keep(group, kernels.take(group.batch))
             self._digests |= _received([(group, self._live_digests(group))])
             self._arrivals.free(group)
         for name in self._take_doubles():
-            _log.warning("%s is a copy of the embedding, which is all that the channel has of it", name)
-        specs = [group.slots[i].spec for group, i in self._arrivals.where.values()]
-        self.table = table or TensorTable.of(specs)
+            if name not in tied:
+                _log.warning("%s is a copy of the embedding, which is all that the channel has of it", name)
+        if table is None:
+            if translation is not None:
+                translation.refuse_missing(self._arrivals.where)
+            specs = [group.slots[i].spec for group, i in self._arrivals.where.values()]
+            table = TensorTable.of(specs, translation.aliases if translation is not None else {})
+        self.table = table
 
     # -- the weights ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +128,15 @@ class Streamed:
             self._kernels_on(group).settle(group.shadow)
         return group.shadow.tensor(i)
 
+    def save_beside(self, folder: Path) -> None:
+        """Write the configuration of the model, if it is known."""
+        if self._translation is not None:
+            self._translation.write_configs(folder)
+
     # -- scan ----------------------------------------------------------------------------------------------------------
+
+    def _groups(self, stream: Stream) -> Iterator[Group]:
+        return self._arrivals.groups(stream if self._translation is None else self._translation.translate(stream))
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -128,7 +149,7 @@ class Streamed:
         known, done = set(self._arrivals.where), list[_Compared]()
         undo: list[tuple[Group, Any]] = []
         try:
-            for group in self._arrivals.groups(stream):
+            for group in self._groups(stream):
                 if group.shadow is None:
                     self._keep(group, self._as_before(group))
                 done.append(self._compare(group, undo))
@@ -187,14 +208,12 @@ class Streamed:
         self._arrivals.forget(known)
 
     def _take_doubles(self) -> list[str]:
-        """Drop output layers that the channel has only as the embedding; `UsageError` if the two differ."""
+        """Drop tied tensors that the channel has under another name; `UsageError` if the two differ."""
         doubles = self._arrivals.doubles
-        for name, group in doubles.items():
-            like = self._arrivals.embedding_like(name, group.slots[0].spec.shape)
-            assert like is not None
+        for name, (group, like) in doubles.items():
             wire = self._kernels_on(group).take(group.batch).tensor(0)
-            if like.name not in self._arrivals.where or not _same(wire, self._wire_bits(like.name)):
-                problem = f"the channel does not have it, and it is not a copy of {like.name}"
+            if like not in self._arrivals.where or not _same(wire, self._wire_bits(like)):
+                problem = f"the channel does not have it, and it is not a copy of {like}"
                 raise UsageError(problem, tensor=name, hint="Begin another channel with this model's weights.")
             self._arrivals.free(group)
         names = list(doubles)
@@ -254,4 +273,4 @@ def _received(live: list[tuple[Group, torch.Tensor | None]]) -> dict[Group, npt.
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one, other.to(one.device))
+    return one.dtype == other.dtype and torch.equal(one, other.to(one.device))

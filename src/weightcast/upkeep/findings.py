@@ -29,8 +29,8 @@ class Finding:
 
 
 def check_manifest(manifest: Manifest, sizes: Mapping[str, int]) -> Iterator[Finding]:
-    """Whether the object that a manifest commits is there; ``sizes`` are those of a listing."""
-    return _check_objects([manifest.object], sizes, manifest_key(manifest.position.version))
+    """Whether the objects that a manifest commits are there; ``sizes`` are those of a listing."""
+    return _check_objects(manifest.objects, sizes, manifest_key(manifest.position.version))
 
 
 def check_anchor(

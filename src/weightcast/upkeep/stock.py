@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from weightcast.channel.chain import Chain
 from weightcast.channel.edge import Edge, edge_from_key, leads_to_commit
 from weightcast.channel.heartbeats import heartbeats
-from weightcast.channel.keys import DELTAS, MANIFESTS, SQUASHES, manifest_key
+from weightcast.channel.keys import MANIFESTS, SQUASHES, manifest_key
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Manifest
 from weightcast.channel.retention import Inventory, Kept
@@ -69,7 +69,7 @@ class Stock:
             self.spent.append(kept)
         elif unfinished or not leads_to_commit(edge, manifest):
             self.add_orphans(objects)
-        elif manifest is None or manifest.object.key != edge.key or manifest.object.size == edge.nbytes:
+        elif manifest is None or manifest.key != edge.key or not list(check_manifest(manifest, self.sizes)):
             self.edges.append(kept)
 
     def add_orphans(self, objects: Sequence[Listed]) -> None:
@@ -112,10 +112,12 @@ def take_stock(chain: Chain, now: float) -> Stock:
         if version is not None:
             ages[version] = now - listed.modified
     stock = Stock(now, head.position.version, ages, *_committed(chain, ages))
-    for listed in (*chain.store.list(DELTAS), *chain.store.list(SQUASHES)):
-        edge = edge_from_key(listed.key, listed.size)
-        if edge is not None:
-            stock.add_edge(edge, [listed])
+    for edge, objects in chain.deltas():
+        stock.add_edge(edge, objects)
+    for listed in chain.store.list(SQUASHES):
+        cut = edge_from_key(listed.key, listed.size)
+        if cut is not None:
+            stock.add_edge(cut, [listed])
     for edge, files in chain.anchor_folders():
         sizes = {listed.key: listed.size for listed in files}
         problems = list(check_anchor(chain, edge, sizes)) if edge.record in sizes else []
