@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,8 @@ class Checked:
         reference = LiveModel(self._plain, self._dtype)
         for live in self.lives.values():
             assert live.whole == reference.table
-            assert [place.part for place in live.places.values()] == [live.table[name] for name in live.places]
+            parts = [replace(place.spec, shape=place.box.shape) for place in live.places.values()]
+            assert parts == [live.table[name] for name in live.places]
             assert live.places.keys() == {spec.name for spec in live.table}
             for name, place in live.places.items():
                 assert place.spec == reference.table[name]
@@ -135,7 +137,7 @@ class Checked:
         changed = {name: np.flatnonzero(old[name] != new[name]) for name in new}
         assert found.keys() == {name for name, at in changed.items() if at.size}
         for name, change in found.items():
-            assert change.spec == live.places[name].part
+            assert change.spec == live.table[name]
             _same(change, changed[name], old[name], new[name])
 
     def follow(self, detect: str) -> None:

@@ -181,7 +181,7 @@ def test_adapter_that_transformers_put_into_a_model_is_refused() -> None:
 
 def test_models_with_adapters_are_refused_where_sharded_or_where_a_structure_is_wanted() -> None:
     for model in (adapted(), Merged(adapted())):
-        for refusing, hint in ((ShardedModel, "from one process"), (structure_of, "before adapters are put into it")):
+        for refusing, hint in ((ShardedModel, "by one rank"), (structure_of, "before adapters are put into it")):
             with pytest.raises(UsageError, match="a model with adapters") as caught:
                 refusing(model)
             assert hint in str(caught.value)

@@ -130,10 +130,14 @@ GOOD = {
     "gap": "bf16 f64 i8 u32 block-left-out empty-tensor random-bits",
 }
 BROKEN = json.loads((VECTORS / "broken" / "cases.json").read_text())
+BOXES = "boxes.old.safetensors"
+"""The base of objects of boxes: of those the old bits are read, and decoded on the host."""
 OF_BLOCKS = [
     file
     for file, case in BROKEN.items()
-    if case["clause"] in ("8.5", "8.6") and b"weightcast.blocks" in (VECTORS / "broken" / file).read_bytes()
+    if case["clause"] in ("8.5", "8.6")
+    and case["old"] != BOXES
+    and b"weightcast.blocks" in (VECTORS / "broken" / file).read_bytes()
 ]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +150,14 @@ class Place:
             return tensor[self.first : self.first + self.box.elements]
         within = tuple(slice(one.start, one.start + one.count) for one in self.box.ranges)
         return np.ascontiguousarray(tensor.reshape(self.spec.shape)[within]).reshape(-1)
+
+
+class Held(NamedTuple):
+    """A box that one of several ranks has."""
+
+    name: str
+    dtype: str
+    box: Box
 
 
 def natural_strides(shape: Sequence[int]) -> list[int]:

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from weightcast.errors import UsageError
-from weightcast.format.boxes import Box, Place, place_of
+from weightcast.format.boxes import Box, Held, Place, place_of
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.publish.peers import Message, Peers, meet
 
 _HINT = "Each element of a tensor belongs to exactly one rank: check names, offsets and shapes on all of them."
 
 
-@dataclass(frozen=True)
-class Declared:
-    """A box that a rank has."""
-
-    name: str
-    dtype: str
-    box: Box
-
-
-def agree_on_table(peers: Peers, mine: Sequence[Declared], whole: TensorTable | None) -> TensorTable:
+def agree_on_table(peers: Peers, mine: Sequence[Held], whole: TensorTable | None) -> TensorTable:
     """The table of all ranks' boxes together; one `UsageError` on every rank if they do not make one.
 
     A rank that knows the ``whole`` table says so, and all must know the same. Else a tensor reaches as far as its boxes
@@ -101,7 +91,7 @@ def _overlapping(boxes: Sequence[tuple[int, Box]]) -> tuple[int, int] | None:
     return None
 
 
-def places_in(table: TensorTable, boxes: Mapping[str, Declared]) -> dict[str, Place]:
+def places_in(table: TensorTable, boxes: Mapping[str, Held]) -> dict[str, Place]:
     """Where boxes are in the agreed table, by the names that a rank has for them."""
     return {label: place_of(table[one.name], one.box) for label, one in boxes.items()}
 

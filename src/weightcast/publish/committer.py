@@ -71,7 +71,7 @@ class Committer:
         with ExitStack() as opening:
             self._workers = opening.enter_context(Workers(threads))
             begun = channel_in(store)
-            self._detector = watch(begun, self._codec, self._workers)
+            self._detector = self._watched(watch, begun)
             opening.callback(self._detector.close)
             self._open(store, begun)
             self._release = opening.pop_all().close
@@ -79,6 +79,9 @@ class Committer:
         self._threads = [threading.Thread(target=_repeat, args=(step,), name=name, daemon=True) for step, name in steps]
         for thread in self._threads:
             thread.start()
+
+    def _watched(self, watch: Watch, begun: Chain | None) -> Detector:
+        return watch(begun, self._codec, self._workers)
 
     def _open(self, store: Store, begun: Chain | None) -> None:
         """Begin the channel, or take it up."""

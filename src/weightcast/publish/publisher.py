@@ -39,6 +39,9 @@ class Publisher(Committer):
     (1, 1)
     """
 
+    _ranks: Sequence[int] | None = None
+    """Of a group of torch, the ranks that publish together."""
+
     def __new__(cls, channel: object, weights: object, **_: object) -> Publisher:
         """Sharded weights have a publisher on every rank, which is another class with the same methods."""
         return super().__new__(ShardedPublisher if cls is Publisher and _is_sharded(weights) else cls)
@@ -82,7 +85,7 @@ class Publisher(Committer):
             check_detect(detect)
         if isinstance(dtype, str):
             check_wire_dtype(dtype)
-        watch = partial(_watch, weights, optimizer, detect, dtype, check_every)
+        watch = partial(_watch, weights, optimizer, detect, dtype, check_every, self._ranks)
         super().__init__(
             open_store(channel), watch, codec=codec, writer=writer, threads=threads, retry_after=retry_after
         )
@@ -118,6 +121,7 @@ class ShardedPublisher(ShardedCommitter, Publisher):
         **options: Any,
     ):
         self._peers = _peers_of(group)
+        self._ranks = getattr(self._peers, "ranks", None)
         try:
             super().__init__(channel, weights, group=group, **options)
         except BaseException:
@@ -147,14 +151,19 @@ def _watch(
     detect: Detect | None,
     dtype: WireDtype | torch.dtype | None,
     check_every: int | None,
+    ranks: Sequence[int] | None,
     begun: Chain | None,
     codec: CodecName,
     workers: Workers,
 ) -> Detector:
     if is_module(weights):  # before all else: a module has no table
-        from weightcast.torch.detectors import watch
+        from weightcast.torch.detectors import detector_of, watch
+        from weightcast.torch.sharded import ShardedModel, is_sharded
 
         table = begun.channel.table if begun is not None else None
+        if is_sharded(weights):
+            part = ShardedModel(weights, dtype, table, workers, ranks)
+            return detector_of(part, optimizer, detect, check_every, codec)
         return watch(weights, optimizer, detect, dtype, check_every, table, codec, workers)
     if isinstance(weights, Shards):
         return Shadowed(weights, codec == "banded", workers)

@@ -29,10 +29,10 @@ from weightcast.format.digest import MODULUS, Fingerprint, box_digest, fingerpri
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import ModelSize, Patch, TensorPatch
 from weightcast.format.patchfile import encode_boxes
-from weightcast.format.scan import Scan
+from weightcast.format.scan import Detector, Scan
 from weightcast.format.tensors import Weights
 from weightcast.publish.agreement import agree_on_table
-from weightcast.publish.committer import Committer
+from weightcast.publish.committer import Committer, Watch
 from weightcast.publish.lockstep import Lockstep
 from weightcast.publish.open import announce, open_for_writing
 from weightcast.publish.peers import LEADER, Message, Peers, meet
@@ -66,6 +66,23 @@ class ShardedCommitter(Committer):
 
     _peers: Peers
     _pipeline: Lockstep
+
+    def _watched(self, watch: Watch, begun: Chain | None) -> Detector:
+        """A model may be refused on one rank alone: then every rank raises."""
+        detector: Detector | None = None
+        made: Message | Exception = Message()
+        try:
+            detector = super()._watched(watch, begun)
+        except Exception as error:  # noqa: BLE001 - the other ranks wait for it
+            made = error
+        try:
+            meet(self._peers, made, lambda _: Message())
+        except BaseException:
+            if detector is not None:
+                detector.close()
+            raise
+        assert detector is not None
+        return detector
 
     def _open(self, store: Store, begun: Chain | None) -> None:
         local = self._local = cast(LocalBoxes, self._detector.weights)

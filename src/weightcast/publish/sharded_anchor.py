@@ -16,7 +16,7 @@ from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef, dump_record, load_record
 from weightcast.disk.companions import wanted
 from weightcast.disk.durable import scratch
-from weightcast.format.boxes import Place
+from weightcast.format.boxes import Held, Place
 from weightcast.format.codec.coded import Coded
 from weightcast.format.digest import Fingerprint
 from weightcast.format.patch import ModelSize
@@ -24,7 +24,6 @@ from weightcast.format.patchfile import PatchWriter
 from weightcast.format.spec import TensorTable
 from weightcast.format.table import Row, order_of
 from weightcast.format.tensors import Weights
-from weightcast.publish.agreement import Declared
 from weightcast.publish.open import Accompanied
 from weightcast.publish.peers import LEADER, Message, Peers, meet
 from weightcast.store.base import Store
@@ -41,7 +40,7 @@ class LocalBoxes(Weights, Protocol):
         """All tensors of all ranks together."""
         ...
 
-    def declare(self) -> tuple[list[Declared], TensorTable | None]:
+    def declare(self) -> tuple[list[Held], TensorTable | None]:
         """What this rank has, and the whole table if it knows it."""
         ...
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weightcast.errors import UsageError
-from weightcast.format.boxes import Box, Place
+from weightcast.format.boxes import Box, Held, Place
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Arrays, Bits
-from weightcast.publish.agreement import Declared, places_in
+from weightcast.publish.agreement import places_in
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Shards:
         dtypes: Mapping[str, str] | None = None,
     ):
         """``dtypes`` names what numpy has no dtype for, by tensor: pass bfloat16 as uint16 and name it "BF16"."""
-        self._boxes: dict[str, Declared] = {}
+        self._boxes: dict[str, Held] = {}
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, box, array in shards:
             label = f"{name}[{','.join(map(str, box.offset))}]"
@@ -50,18 +50,16 @@ class Shards:
                 array, dtype = _as_array(label, array)
                 dtypes = {**(dtypes or {}), name: dtype}
             arrays[label] = array
-            self._boxes[label] = Declared(name, "", box)
+            self._boxes[label] = Held(name, "", box)
         named = {label: dtypes[one.name] for label, one in self._boxes.items() if dtypes and one.name in dtypes}
         self._arrays = Arrays(arrays, named)
         self.table: TensorTable = self._arrays.table
         """The boxes as tensors of their own."""
-        self._boxes = {
-            label: Declared(one.name, self.table[label].dtype, one.box) for label, one in self._boxes.items()
-        }
+        self._boxes = {label: Held(one.name, self.table[label].dtype, one.box) for label, one in self._boxes.items()}
         self.places: Mapping[str, Place] = {}
         self.whole: TensorTable = TensorTable(())
 
-    def declare(self) -> tuple[list[Declared], TensorTable | None]:
+    def declare(self) -> tuple[list[Held], TensorTable | None]:
         """What this rank has; it does not know the whole table."""
         return list(self._boxes.values()), None
 

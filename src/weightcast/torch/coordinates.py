@@ -167,7 +167,9 @@ def _announce(names: Iterable[str]) -> None:
 
 _BY_ADAPTERS = "Pass the PeftModel itself to publish its adapter, or weightcast.torch.Merged(peft_model)."
 
-_UNSHARDED = "Models of PEFT are published whole, from one process: open the publisher without DDP, FSDP2 or DTensors."
+_UNSHARDED = (
+    "A model of PEFT is published whole, by one rank: pass the model that is inside DistributedDataParallel there."
+)
 
 
 def refuse_adapters(model: nn.Module, hint: str) -> None:

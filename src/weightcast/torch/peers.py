@@ -47,11 +47,11 @@ class GroupPeers:
             raise UsageError(
                 "no process group", hint="Call torch.distributed.init_process_group() first, on all ranks."
             )
-        self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.size, self.rank = len(self._ranks), self._ranks.index(dist.get_rank())
+        self.ranks: list[int] = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.size, self.rank = len(self.ranks), self.ranks.index(dist.get_rank())
         # Rank 0 has waited for a late rank before the others give up, and tells them which one it is.
         timeout = _timeout_of(group) * (2 if self.rank else 1)
-        self._group = dist.new_group(self._ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
+        self._group = dist.new_group(self.ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
 
     def gather(self, mine: bytes) -> list[bytes] | None:
         if self.rank:
@@ -83,16 +83,16 @@ class GroupPeers:
         return data
 
     def _send(self, data: bytes, rank: int) -> None:
-        with _naming(rank, self._ranks[rank]):
-            dist.send(torch.tensor([len(data)]), self._ranks[rank], group=self._group)
-            dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), self._ranks[rank], group=self._group)
+        with _naming(rank, self.ranks[rank]):
+            dist.send(torch.tensor([len(data)]), self.ranks[rank], group=self._group)
+            dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), self.ranks[rank], group=self._group)
 
     def _receive(self, rank: int) -> bytes:
-        with _naming(rank, self._ranks[rank]):
+        with _naming(rank, self.ranks[rank]):
             length = torch.zeros(1, dtype=torch.int64)
-            dist.recv(length, self._ranks[rank], group=self._group)
+            dist.recv(length, self.ranks[rank], group=self._group)
             data = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(data, self._ranks[rank], group=self._group)
+            dist.recv(data, self.ranks[rank], group=self._group)
             return data.numpy().tobytes()
 
     def close(self) -> None:

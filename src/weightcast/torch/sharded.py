@@ -7,7 +7,7 @@ Where several ranks hold the same box, one publishes it; all of them agree which
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import distributed, nn
 
 from weightcast.errors import UsageError
-from weightcast.format.boxes import Box, Place, natural_strides, place_of, whole
+from weightcast.format.boxes import Box, Held, Place, natural_strides, place_of, whole
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import Slot
@@ -68,12 +68,19 @@ class ShardedModel(LiveModel):
         self._dtensors: dict[str, torch.Tensor] = {}
         self._is_fsdp = any(map(_is_fsdp, layout.model.modules()))
         for share in _shares(self.whole, layout.pieces, layout.made, ranks):
-            part = share.place.part
+            part = replace(share.place.spec, shape=share.place.box.shape)
             source = unmade(share.one) if isinstance(share.one, Made) else share.one.source
             slots.append(wire.slot(part.name, part.shape, source, share.offset))
             self.places[part.name] = share.place
         self._watch(layout, slots, workers)
         self._dtensors = {name: tensor for name, tensor in self._tensors().items() if is_dtensor(tensor)}
+
+    def declare(self) -> tuple[list[Held], TensorTable | None]:
+        """What this rank has, and the whole table."""
+        return [Held(name, place.spec.dtype, place.box) for name, place in self.places.items()], self.whole
+
+    def place(self, whole: TensorTable) -> None:
+        """Take up the whole table that was agreed on, which is this one: nothing is to be done."""
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """All parameters and buffers; the sharded parameter where FSDP2 has put an unsharded one for a while.
