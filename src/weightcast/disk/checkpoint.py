@@ -158,13 +158,13 @@ class Checkpoint(Closing):
         self._close()
 
 
-def save(weights: Weights, folder: Path) -> None:
-    """Write ``weights`` into ``folder`` as a checkpoint of one file."""
+def save(weights: Weights, folder: Path, name: str = SINGLE) -> None:
+    """Write ``weights`` into ``folder`` as a checkpoint of one file, called ``name``."""
     entries, at = [], 0
     for spec in sorted(weights.table, key=lambda spec: -spec.kind.width):
         entries.append(Entry(spec.name, spec.dtype, spec.shape, at, at + spec.nbytes))
         at += spec.nbytes
-    with (folder / SINGLE).open("xb") as file:
+    with (folder / name).open("xb") as file:
         file.write(header_bytes(entries, {"format": "pt"}))
         for entry in entries:
             file.write(weights.read(entry.name).data)

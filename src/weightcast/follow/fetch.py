@@ -211,11 +211,11 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
     for path in folder.iterdir():
         if path.name not in names:
             discard(path)
-    remove_code_references(folder)
     if anchor.boxes:
         with disk_errors(folder):
             assemble([folder / name for name in names if name.endswith(WEIGHTS)], chain.channel.table, folder)
         digests = _digests(folder / SINGLE)
+    remove_code_references(folder)  # of the assembled folder: what may stay depends on the weights' file
     return Arrived(edge, folder, anchor.position, None, digests)
 
 

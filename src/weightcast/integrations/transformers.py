@@ -18,6 +18,7 @@ from weightcast.format.scan import Detect, WireDtype
 from weightcast.publish.publisher import Publisher
 from weightcast.publish.receipt import Receipt
 from weightcast.store.base import Store
+from weightcast.torch import Merged
 
 _log = logging.getLogger("weightcast")
 
@@ -57,14 +58,16 @@ class WeightcastCallback(TrainerCallback):
         check_every: int | None = None,
         codec: CodecName = "banded",
         writer: str | None = None,
+        merged: bool = False,
     ):
         """Publish to ``channel`` whenever the number of optimizer steps is a multiple of ``every``.
 
-        The other arguments are those of `Publisher`.
+        Of a model of PEFT the adapter is published; with ``merged`` the whole model with the adapter merged. The
+        other arguments are those of `Publisher`.
         """
         if every < 1:
             raise UsageError(f"nothing can be published every {every} steps", hint="Pass every=1 or more.")
-        self._every = every
+        self._every, self._merged = every, merged
         self._open = partial(
             Publisher, channel, dtype=dtype, detect=detect, check_every=check_every, codec=codec, writer=writer
         )
@@ -93,7 +96,8 @@ class WeightcastCallback(TrainerCallback):
         self._abandon()
         if not state.is_world_process_zero:
             return
-        self._publisher = self._open(kwargs["model"], optimizer=kwargs["optimizer"])
+        model = Merged(kwargs["model"]) if self._merged else kwargs["model"]
+        self._publisher = self._open(model, optimizer=kwargs["optimizer"])
         self._published_step = state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

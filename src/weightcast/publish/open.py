@@ -23,7 +23,7 @@ from weightcast.channel.policy import Pinned
 from weightcast.channel.records import Lease, Manifest, Reference
 from weightcast.channel.reference import bring, resolved
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
-from weightcast.disk.companions import is_companion
+from weightcast.disk.companions import ADAPTER, is_weights, wanted
 from weightcast.disk.durable import Report, scratch, silent
 from weightcast.disk.staged import fingerprint_of
 from weightcast.errors import ChannelError, NoRouteError, ResultError, UnreachableError, UsageError
@@ -44,6 +44,9 @@ from weightcast.store.probe import honours_create
 @runtime_checkable
 class Accompanied(Protocol):
     """Weights that need other files beside them to be loaded, such as a model's configuration."""
+
+    is_adapter: bool
+    """Whether the weights are an adapter, which loaders look for under a name of its own."""
 
     def save_beside(self, folder: Path) -> None: ...
 
@@ -103,9 +106,10 @@ def _whole(
         yield weights, reference
     else:
         with scratch() as folder:
-            save(weights, folder)
-            if isinstance(weights, Accompanied):
-                weights.save_beside(folder)
+            accompanied = weights if isinstance(weights, Accompanied) else None
+            save(weights, folder, ADAPTER if accompanied is not None and accompanied.is_adapter else SINGLE)
+            if accompanied is not None:
+                accompanied.save_beside(folder)
             with Checkpoint(folder, aliases=dict(weights.table.aliases)) as checkpoint:
                 yield checkpoint, files_of(checkpoint)
 
@@ -144,12 +148,16 @@ def files_of(checkpoint: Checkpoint) -> dict[str, Path]:
     The checkpoint watches all of them from now on (`Checkpoint.refuse_changed`).
     """
     if not checkpoint.path.is_dir():
-        return {SINGLE: checkpoint.path}
+        return {ADAPTER if checkpoint.path.name == ADAPTER else SINGLE: checkpoint.path}
     files = {path.name: path for path in checkpoint.files}
-    for path in sorted(checkpoint.path.iterdir()):
-        if is_companion(path.name) and is_plain_file(path.name) and path.is_file() and not path.is_symlink():
-            checkpoint.watch(path)
-            files[path.name] = path
+    beside = {
+        path.name: path
+        for path in sorted(checkpoint.path.iterdir())
+        if is_plain_file(path.name) and path.is_file() and not path.is_symlink() and not is_weights(path.name)
+    }
+    for name in sorted(wanted([*files, *beside]) & beside.keys()):
+        checkpoint.watch(beside[name])
+        files[name] = beside[name]
     return files
 
 

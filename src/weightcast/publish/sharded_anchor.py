@@ -14,7 +14,7 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef, dump_record, load_record
-from weightcast.disk.companions import is_companion
+from weightcast.disk.companions import wanted
 from weightcast.disk.durable import scratch
 from weightcast.format.boxes import Held, Place
 from weightcast.format.codec.coded import Coded
@@ -110,8 +110,8 @@ def _upload(
             path.unlink()
         if rank == LEADER and isinstance(local, Accompanied):
             local.save_beside(folder)
-            beside = sorted(path for path in folder.iterdir() if is_companion(path.name))
-            refs += [chain.put_anchor_file(position, mark, path.name, path) for path in beside]
+            beside = sorted(wanted(path.name for path in folder.iterdir()))
+            refs += [chain.put_anchor_file(position, mark, name, folder / name) for name in beside]
     return refs
 
 

@@ -14,9 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import prod
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from weightcast.errors import UsageError
 from weightcast.format.tensors import DTYPE_NAMES
 from weightcast.torch.tracing import stand_in, storage_key, tensors_in
+from weightcast.torch.wrappers import bare, twin_of, unwrapped
 
 DTYPES: Mapping[torch.dtype, str] = {
     getattr(torch, name): dtype for name, dtype in DTYPE_NAMES.items() if hasattr(torch, name)
@@ -52,19 +55,27 @@ class Piece:
         return self.source.detach().view(-1).narrow(0, self.offset, prod(self.shape)).view(self.shape)
 
 
+class Making(Protocol):
+    """A computation of tensors of the checkpoint, such as a conversion by transformers."""
+
+    def tensors(self) -> Tensors:
+        """Compute them from the model's current values; detached."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A tensor of the checkpoint that is not part of any memory: transformers computes it from its sources."""
+    """A tensor of the checkpoint that is not part of any memory: it is computed from its sources."""
 
     name: str
     sources: tuple[torch.Tensor, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    conversion: Conversion = field(repr=False)
+    making: Making = field(repr=False)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, computed from the sources' current values; detached, contiguous."""
-        return self.conversion.tensors()[self.name].contiguous()
+        return self.making.tensors()[self.name].contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,20 +88,31 @@ class Coordinates:
     """Alias to name: the other names of tied tensors of a plain module. Empty for a transformers model."""
     model: nn.Module
     """The model without its wrappers."""
+    write_configs: Callable[[Path], None]
+    """Writes the files that loaders need beside the weights into a folder."""
+    is_adapter: bool = False
+    """Whether these are the tensors of an adapter alone."""
+    refuse_changed: Callable[[], None] = lambda: None
+    """`UsageError` if the model is no longer set up as it was, so that these are not its tensors any more."""
 
 
 def coordinates_of(model: nn.Module, sharded: bool = False) -> Coordinates:
     """Find all tensors of the checkpoint of ``model``; `UsageError` if some cannot be found or saved.
 
     With ``sharded``, sources may be DTensors: nothing but their names, shapes and dtypes is looked at, so that all
-    ranks find the same.
+    ranks find the same. A model of PEFT is refused: `weightcast.torch.adapters` has the coordinates of those.
     """
     model = unwrapped(model)
-    refuse_adapters_and_shards(model)
-    bare = _bare(model)
+    refuse_adapters(model, _UNSHARDED if sharded else _BY_ADAPTERS)
+    return coordinates_without_wrappers(bare(model), model, sharded)
+
+
+def coordinates_without_wrappers(bare: nn.Module, model: nn.Module, sharded: bool = False) -> Coordinates:
+    """The coordinates of ``model``, in which ``bare`` is the part that is saved, without any wrappers."""
+    refuse_other_formats(bare)
     live = _live_tensors(bare)
     for name, tensor in live.items():
-        _refuse_unfit(name, tensor, sharded)
+        refuse_unfit(name, tensor, sharded)
     return _coordinates(model, bare, live, _ties(live))
 
 
@@ -113,11 +135,22 @@ def _coordinates(model: nn.Module, bare: nn.Module, live: Tensors, ties: Sequenc
         pieces = [Piece(name, live[name], 0, tuple(live[name].shape)) for name in live.keys() - aliases.keys()]
         made = []
     _announce(tensor.name for tensor in made)
-    return Coordinates(tuple(sorted(pieces, key=_by_name)), tuple(sorted(made, key=_by_name)), aliases, model)
+    return Coordinates(sort_by_name(pieces), sort_by_name(made), aliases, model, partial(_write_configs, bare))
 
 
-def _by_name(tensor: Piece | Made) -> bytes:
-    return tensor.name.encode()
+Placed = TypeVar("Placed", Piece, Made)
+
+
+def sort_by_name(tensors: Iterable[Placed]) -> tuple[Placed, ...]:
+    return tuple(sorted(tensors, key=lambda tensor: tensor.name.encode()))
+
+
+def _write_configs(model: nn.Module, folder: Path) -> None:
+    """Write what loaders need beside the weights: a transformers model's configuration."""
+    for name in ("config", "generation_config"):
+        save = getattr(getattr(model, name, None), "save_pretrained", None)
+        if save is not None:
+            save(folder)
 
 
 def _announce(names: Iterable[str]) -> None:
@@ -129,69 +162,31 @@ def _announce(names: Iterable[str]) -> None:
         _log.info("not part of a parameter, computed again for each version: %s", which)
 
 
-# Wrappers
+# What cannot be saved
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile, DataParallel and DistributedDataParallel, in any nesting."""
-    while (inside := _inside(model)) is not None:
-        model = inside
-    return model
+_BY_ADAPTERS = "Pass the PeftModel itself to publish its adapter, or weightcast.torch.Merged(peft_model)."
+
+_UNSHARDED = (
+    "A model of PEFT is published whole, by one rank: pass the model that is inside DistributedDataParallel there."
+)
 
 
-def _inside(module: nn.Module) -> nn.Module | None:
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        wrapped: nn.Module = module.module
-        return wrapped
-    return module._modules.get("_orig_mod")
-
-
-def own_class(module: nn.Module) -> type[nn.Module]:
-    """The module's class before `fully_shard`, which replaces it by a subclass of `FSDPModule`."""
-    return next(cls for cls in type(module).__mro__ if all(base.__name__ != "FSDPModule" for base in cls.__mro__))
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    """The model with all wrappers inside it removed: the same tensors under their names without wrappers.
-
-    transformers looks modules up by name, and conversions by the names of classes and of the Python modules that
-    define them: renaming the tensors would not be enough.
-    """
-    if all(_inside(module) is None and own_class(module) is type(module) for module in model.modules()):
-        return model
-    twins: dict[int, nn.Module] = {}
-
-    def bare(module: nn.Module) -> nn.Module:
-        module = unwrapped(module)
-        if id(module) not in twins:
-            children: dict[str, nn.Module | None] = {}
-            twins[id(module)] = twin(module, own_class(module), _modules=children)
-            children.update((name, child if child is None else bare(child)) for name, child in module._modules.items())
-        return twins[id(module)]
-
-    return bare(model)
-
-
-def twin(module: nn.Module, cls: type[nn.Module], **changes: Any) -> nn.Module:
-    """Another module with the same attributes, tensors included, except for ``changes``."""
-    twin: nn.Module = object.__new__(cls)
-    vars(twin).update(vars(module), **changes)
-    return twin
-
-
-def refuse_adapters_and_shards(model: nn.Module) -> None:
-    """`UsageError` for modules whose parameters are not those of a checkpoint."""
-    for name, module in model.named_modules():
-        classes = type(module).__mro__
-        from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in classes)
+def refuse_adapters(model: nn.Module, hint: str) -> None:
+    """`UsageError` for modules that adapters were put into: their parameters are not those of a checkpoint."""
+    for module in model.modules():
+        from_peft = any(cls.__module__.partition(".")[0] == "peft" for cls in type(module).__mro__)
         if from_peft or vars(module).get("_hf_peft_config_loaded"):
-            raise UsageError(
-                f"a model with adapters ({type(module).__name__}) has no checkpoint of its own",
-                hint="Pass the base model, with the adapters merged into it: peft_model.merge_and_unload().",
-            )
+            problem = f"a model with adapters ({type(module).__name__}) has no checkpoint of its own"
+            raise UsageError(problem, hint=hint)
+
+
+def refuse_other_formats(model: nn.Module) -> None:
+    """`UsageError` for a model whose tensors are not what a checkpoint would hold: quantised, or flattened by FSDP1."""
+    for name, module in model.named_modules():
         if vars(module).get("hf_quantizer") is not None:
             raise UsageError("a quantised model cannot be published", hint="Dequantise it: model.dequantize().")
-        if any(cls.__name__ == "FullyShardedDataParallel" for cls in classes):
+        if any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__):
             hint = "Shard the model with fully_shard() from torch.distributed.fsdp: FSDP2 keeps each parameter apart."
             raise UsageError("FullyShardedDataParallel is not supported", tensor=name or None, hint=hint)
 
@@ -226,7 +221,9 @@ def _live_tensors(model: nn.Module) -> Tensors:
     return live
 
 
-def _refuse_unfit(name: str, tensor: torch.Tensor, sharded: bool) -> None:
+def refuse_unfit(name: str, tensor: torch.Tensor, sharded: bool = False) -> None:
+    """`UsageError` for a tensor whose bits cannot be read in place; DTensors are fit where ``sharded``."""
+
     def unfit(problem: str, hint: str | None = None) -> UsageError:
         return UsageError(problem, tensor=name, hint=hint)
 
@@ -380,7 +377,7 @@ class Conversion:
 def _with_own_conversions(model: nn.Module) -> Any:
     """The model with a copy of its conversions: reverting them edits their patterns."""
     kept = vars(model).get("_weight_conversions")
-    return model if kept is None else twin(model, type(model), _weight_conversions=deepcopy(kept))
+    return model if kept is None else twin_of(model, _weight_conversions=deepcopy(kept))
 
 
 def _converted(model: nn.Module, live: Tensors) -> tuple[list[Piece], list[Made]]:

@@ -36,8 +36,7 @@ from weightcast.torch.batch import (
     log_edits,
     replacement,
 )
-from weightcast.torch.coordinates import memory_of
-from weightcast.torch.model import LiveModel
+from weightcast.torch.model import LiveModel, marks_of
 from weightcast.torch.transit import PinnedCopy, sums_in_transit
 
 _CHECK_EVERY = 50
@@ -105,11 +104,17 @@ class ModelScan:
         yield from sorted(chain.from_iterable(found), key=lambda change: self.table.ordinal(change.spec.name))
 
 
+def _copy_of(batch: Batch, live: LiveModel) -> Copied:
+    with live.present(batch):
+        return live.kernels(batch.device).take(batch)
+
+
 def _changes_since(shadow: Copied, live: LiveModel, codec: CodecName) -> Iterator[Change]:
     """What changed in a batch since the copy, which is updated."""
     batch = shadow.batch
     kernels = live.kernels(batch.device)
-    delivered = kernels.deliver(batch, kernels.differ(batch, shadow), codec, shadow)
+    with live.present(batch):
+        delivered = kernels.deliver(batch, kernels.differ(batch, shadow), codec, shadow)
     kernels.rest(batch)
     return delivered.changes({})
 
@@ -125,7 +130,7 @@ class Resident:
         self._codec = codec
         slots = list(live.slots.values())
         away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
-        taken = (live.kernels(batch.device).take(batch) for batch in batches_of(slots, _HOST_BATCH if away else None))
+        taken = (_copy_of(batch, live) for batch in live.batches(slots, _HOST_BATCH if away else None))
         self._shadows: list[Copied | PinnedCopy] = [
             PinnedCopy(copied) if away and copied.batch.device.type == "cuda" else copied for copied in taken
         ]
@@ -133,7 +138,6 @@ class Resident:
     @torch.no_grad()
     def scan(self) -> Scan:
         self.weights.relocate()
-        self.weights.remake()
         found = []
         for shadow in self._shadows:
             old = shadow.load() if isinstance(shadow, PinnedCopy) else shadow
@@ -167,12 +171,7 @@ class _Journal:
     marks: list[tuple[int, ...]] = field(default_factory=list)
 
     def marks_now(self) -> list[tuple[int, ...]]:
-        """What changes when anything writes to a parameter, except through `.data`, which torch does not count.
-
-        A DTensor counts what is written to it, its local tensor what is written to that.
-        """
-        pairs = [(slot.registered, memory_of(slot.registered)) for slot in self.batch.slots]
-        return [(_version(tensor), _version(memory), memory.data_ptr()) for tensor, memory in pairs]
+        return [marks_of(slot.registered) for slot in self.batch.slots]
 
     def open(self) -> None:
         """A step begins."""
@@ -243,7 +242,7 @@ class Transient:
             self._journal(batch, owner) for owner, slots in by_owner.items() for batch in batches_of(slots)
         ]
         # Buffers, and what is computed from parameters: small, and nothing signals when they change.
-        self._kept = [live.kernels(batch.device).take(batch) for batch in batches_of(kept)]
+        self._kept = [_copy_of(batch, live) for batch in live.batches(kept)]
         self._suspicious = False
         self._hooks = [
             hook
@@ -307,7 +306,6 @@ class Transient:
             journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
             found.append(delivered.changes(replaced) if delivered else _replacements(journal, replaced))
-        self.weights.remake()
         found += [_changes_since(shadow, self.weights, self._codec) for shadow in self._kept]
         self._suspicious = False
         return ModelScan(self.weights.table, found)
@@ -335,10 +333,6 @@ def _replacements(journal: _Journal, replaced: Mapping[int, tuple[Bits, int]]) -
         yield replacement(journal.batch.specs[i], bits, digest)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optimizer]:
     """The optimizer of each parameter, by the parameter's `id`."""
     owners = {
@@ -348,7 +342,8 @@ def _owners(live: LiveModel, optimizers: Sequence[Optimizer]) -> dict[int, Optim
         for parameter in group["params"]
     }
     sources = {piece.name: piece.source for piece in live.layout.pieces}  # a rank may have none of them
-    if not any(id(source) in owners for source in sources.values()):
+    of_made = (source for made in live.layout.made for source in made.sources)
+    if not any(id(source) in owners for source in chain(sources.values(), of_made)):
         hint = "Create it from this model's parameters(), after moving the model to its device."
         raise UsageError("the optimizer owns none of the model's parameters", hint=hint)
     for name, source in sources.items():

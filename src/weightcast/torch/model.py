@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +23,24 @@ from weightcast.format.scan import WireDtype, check_wire_dtype
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import NARROW, Bits
 from weightcast.format.workers import ONE, Workers
+from weightcast.torch.adapters import layout_of
 from weightcast.torch.batch import Batch, Kernels, Slot, batches_of, unsigned
-from weightcast.torch.coordinates import DTYPES, Coordinates, Made, coordinates_of, is_dtensor, memory_of, same_memory
+from weightcast.torch.coordinates import (
+    DTYPES,
+    Coordinates,
+    Made,
+    Making,
+    Tensors,
+    is_dtensor,
+    memory_of,
+    same_memory,
+)
 from weightcast.torch.decoder import DecodingKernels, decode_in_place
 from weightcast.torch.kernels.host import HostKernels
 from weightcast.torch.kernels.operations import PlainKernels
+
+_MADE = 1 << 26
+"""Elements of tensors that are not part of the model's memory, which are computed for one batch."""
 
 
 class LiveModel:
@@ -42,14 +56,15 @@ class LiveModel:
         table: TensorTable | None = None,
         workers: Workers = ONE,
     ):
-        layout, wire = coordinates_of(model), WireDtypes(wire_name(dtype), table)
+        layout, wire = layout_of(model), WireDtypes(wire_name(dtype), table)
         pieces = [wire.slot(one.name, one.shape, one.source, one.offset) for one in layout.pieces]
-        made = [wire.slot(one.name, one.shape, one.tensor(), 0) for one in layout.made]
+        made = [wire.slot(one.name, one.shape, unmade(one), 0) for one in layout.made]
         self._watch(layout, pieces + made, workers)
 
     def _watch(self, layout: Coordinates, slots: Sequence[Slot], workers: Workers) -> None:
         """Begin to watch the model's tensors; those of them that are read are the ``slots``."""
         self.layout = layout
+        self.is_adapter = layout.is_adapter
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._workers = workers
         self.slots = {slot.spec.name: slot for slot in slots}
@@ -64,6 +79,7 @@ class LiveModel:
         self._homes = {piece.name: self._names[id(piece.source)] for piece in self.layout.pieces}
         self._kinds = {piece.name: _kind(piece.source) for piece in self.layout.pieces}
         self._census = _Census.of(self.layout.model)
+        self._last_read: tuple[Making, list[tuple[int, ...]], Tensors] | None = None
 
     @property
     def model(self) -> torch.nn.Module:
@@ -79,6 +95,8 @@ class LiveModel:
 
         `UsageError` if a new one has another dtype, size or device: its memory would be misread.
         """
+        self.layout.refuse_changed()
+        self._last_read = None
         census = _Census.of(self.model)
         if census.same(self._census):
             return []
@@ -103,10 +121,29 @@ class LiveModel:
         self._census = census
         return moved
 
-    def remake(self) -> None:
-        """Recompute the tensors that are not part of the model's memory."""
-        for name, made in self.made.items():
-            self.slots[name].source = made.tensor()
+    def batches(self, slots: Iterable[Slot] | None = None, most: int | None = None) -> list[Batch]:
+        """Group slots, or all of them, into batches; a batch has at most ``most`` elements.
+
+        Tensors that are not part of the model's memory have batches of their own, of a limited size.
+        """
+        given = list(self.slots.values() if slots is None else slots)
+        own = [slot for slot in given if slot.spec.name not in self.made]
+        made = [slot for slot in given if slot.spec.name in self.made]
+        return batches_of(own, most) + batches_of(made, min(most or _MADE, _MADE))
+
+    @contextmanager
+    def present(self, batch: Batch) -> Iterator[None]:
+        """Compute the tensors of a batch that are not part of the model's memory; they are freed after the block."""
+        slots = {slot.spec.name: slot for slot in batch.slots if slot.spec.name in self.made}
+        try:
+            for making in {id(self.made[name].making): self.made[name].making for name in slots}.values():
+                for name, tensor in making.tensors().items():
+                    if name in slots:
+                        slots[name].source = tensor.contiguous()
+            yield
+        finally:
+            for name, slot in slots.items():
+                slot.source = unmade(self.made[name])
 
     def kernels(self, device: torch.device) -> Kernels[Any]:
         if device not in self._kernels:
@@ -117,22 +154,34 @@ class LiveModel:
         """A tensor's wire bits: the model's own memory if it is on the host and nothing is rounded."""
         slot = self.slots[name]
         if name in self.made:
-            slot.source = self.made[name].tensor()
+            slot = replace(slot, source=self._compute(self.made[name]))
         if not slot.narrow:
             return unsigned(slot.words().cpu())
         return unsigned(self.kernels(slot.source.device).take(Batch([slot])).words()[0].cpu())
 
+    def _compute(self, made: Made) -> torch.Tensor:
+        """A tensor that is not part of the model's memory.
+
+        What is computed together is kept until the next scan, or until a source was written to: a layer of experts is
+        read as hundreds of tensors.
+        """
+        marks = [marks_of(source) for source in made.sources]
+        last = self._last_read
+        if last is None or last[0] is not made.making or last[1] != marks:
+            last = self._last_read = made.making, marks, made.making.tensors()
+        return last[2][made.name].contiguous()
+
     def save_beside(self, folder: Path) -> None:
-        """Write the files that loaders need beside the weights: a transformers model's configuration."""
-        save_configuration(self.model, folder)
+        """Write the files that loaders need beside the weights: a model's or an adapter's configuration."""
+        self.layout.write_configs(folder)
 
     def digests(self) -> list[int]:
         """The digests of all tensors, computed in place."""
-        self.remake()
         found: dict[str, int] = {}
-        for batch in batches_of(list(self.slots.values())):
+        for batch in self.batches():
             kernels = self.kernels(batch.device)
-            sums = kernels.digests(batch).tolist()
+            with self.present(batch):
+                sums = kernels.digests(batch).tolist()
             kernels.rest(batch)
             found |= {spec.name: total % MODULUS for spec, total in zip(batch.specs, sums, strict=True)}
         return [found[spec.name] for spec in self.table]
@@ -194,12 +243,22 @@ class WireDtypes:
         return Slot(spec, memory_of(registered), offset, spec.dtype != DTYPES[registered.dtype], dtensor)
 
 
-def save_configuration(model: torch.nn.Module, folder: Path) -> None:
-    """Write the files that loaders of a transformers model need beside its weights."""
-    for name in ("config", "generation_config"):
-        save = getattr(getattr(model, name, None), "save_pretrained", None)
-        if save is not None:
-            save(folder)
+def marks_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """What changes when anything writes to a tensor, except through `.data`, which torch does not count.
+
+    A DTensor counts what is written to it, its local tensor what is written to that.
+    """
+    memory = memory_of(tensor)
+    return _write_count(tensor), _write_count(memory), memory.data_ptr()
+
+
+def _write_count(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def unmade(made: Made) -> torch.Tensor:
+    """Stands for a tensor that is not computed at the moment: of its dtype, on its device, without elements."""
+    return torch.empty(0, dtype=made.dtype, device=made.sources[0].device)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.workers import ONE, Workers
 from weightcast.torch.batch import Slot
 from weightcast.torch.coordinates import Made, Piece, coordinates_of, is_dtensor, memory_of
-from weightcast.torch.model import LiveModel, WireDtypes, placements_of, wire_name
+from weightcast.torch.model import LiveModel, WireDtypes, placements_of, unmade, wire_name
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -69,7 +69,7 @@ class ShardedModel(LiveModel):
         self._is_fsdp = any(map(_is_fsdp, layout.model.modules()))
         for share in _shares(self.whole, layout.pieces, layout.made, ranks):
             part = replace(share.place.spec, shape=share.place.box.shape)
-            source = share.one.tensor() if isinstance(share.one, Made) else share.one.source
+            source = unmade(share.one) if isinstance(share.one, Made) else share.one.source
             slots.append(wire.slot(part.name, part.shape, source, share.offset))
             self.places[part.name] = share.place
         self._watch(layout, slots, workers)

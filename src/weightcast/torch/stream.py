@@ -31,7 +31,7 @@ from weightcast.torch.arrivals import Arrivals, Stream
 from weightcast.torch.batch import Comparison, Copied, Delivered, Kernels, unsigned
 from weightcast.torch.detectors import ModelScan
 from weightcast.torch.groups import Group, free_memory
-from weightcast.torch.model import kernels_for, save_configuration, wire_name, words_of
+from weightcast.torch.model import kernels_for, wire_name, words_of
 from weightcast.torch.transit import PinnedCopy, Transit
 from weightcast.torch.translation import Translation
 
@@ -58,6 +58,8 @@ class Streamed:
     to `fill`. Without a table, the first stream defines it, and float32 is rounded to ``dtype``. With a ``translation``
     streams have the tensors of a model, not those of its checkpoint.
     """
+
+    is_adapter = False
 
     @torch.inference_mode(False)  # what is kept is written to later, outside of it
     @torch.no_grad()
@@ -129,7 +131,7 @@ class Streamed:
     def save_beside(self, folder: Path) -> None:
         """Write the configuration of the model, if it is known."""
         if self._translation is not None:
-            save_configuration(self._translation.structure, folder)
+            self._translation.write_configs(folder)
 
     # -- scan ----------------------------------------------------------------------------------------------------------
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
 from weightcast.errors import UsageError
-from weightcast.torch.coordinates import own_class, refuse_adapters_and_shards, twin, unwrapped
+from weightcast.torch.coordinates import refuse_adapters, refuse_other_formats
 from weightcast.torch.tracing import stand_in, storage_key
+from weightcast.torch.wrappers import rebuilt, unwrapped
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+_WITHOUT_ADAPTERS = "Pass the base model as it is before adapters are put into it; it may be on the meta device."
 
 
 def structure_of(model: nn.Module) -> nn.Module:
@@ -22,9 +26,9 @@ def structure_of(model: nn.Module) -> nn.Module:
         hint = "Load the structure alone: AutoModelForCausalLM.from_pretrained(NAME, device_map='meta')."
         raise UsageError(f"expected a torch module, got {type(model).__name__}", hint=hint)
     model = unwrapped(model)
-    refuse_adapters_and_shards(model)
+    refuse_adapters(model, _WITHOUT_ADAPTERS)
+    refuse_other_formats(model)
     empty: dict[tuple[object, ...], Tensor] = {}
-    twins: dict[int, nn.Module] = {}
 
     def emptied(tensor: Tensor) -> Tensor:
         if nn.parameter.is_lazy(tensor):
@@ -40,14 +44,7 @@ def structure_of(model: nn.Module) -> nn.Module:
     def emptied_all(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         return {name: None if tensor is None else emptied(tensor) for name, tensor in tensors.items()}
 
-    def without_memory(module: nn.Module) -> nn.Module:
-        module = unwrapped(module)
-        if id(module) not in twins:
-            children: dict[str, nn.Module | None] = {}
-            own = {"_parameters": emptied_all(module._parameters), "_buffers": emptied_all(module._buffers)}
-            twins[id(module)] = twin(module, own_class(module), _modules=children, **own)
-            for name, child in module._modules.items():
-                children[name] = None if child is None else without_memory(child)
-        return twins[id(module)]
+    def without_memory(module: nn.Module) -> dict[str, Any]:
+        return {"_parameters": emptied_all(module._parameters), "_buffers": emptied_all(module._buffers)}
 
-    return without_memory(model)
+    return rebuilt(model, unwrapped, without_memory)

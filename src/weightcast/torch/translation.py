@@ -54,14 +54,16 @@ class Translation:
     """What a model's structure says of its checkpoint: names, ties, and where each tensor comes from."""
 
     def __init__(self, model: torch.nn.Module):
-        self.structure = structure_of(model)
-        layout = coordinates_in(self.structure)
+        structure = structure_of(model)
+        layout = coordinates_in(structure)
+        self.write_configs = layout.write_configs
+        """Writes the files that loaders need beside the weights into a folder."""
         self._names = frozenset(one.name for found in (layout.pieces, layout.made) for one in found)
         self.aliases: Mapping[str, str] = layout.aliases
         """Of a plain module's tied tensors, as a table has them."""
         self._sources: dict[str, _Source] = {}
         sources: dict[int, _Source] = {}
-        for tensors in (self.structure.named_parameters, self.structure.named_buffers):
+        for tensors in (structure.named_parameters, structure.named_buffers):
             for name, tensor in tensors(remove_duplicate=False):
                 source = sources.setdefault(id(tensor), _Source(tuple(tensor.shape)))
                 source.names.append(name)
@@ -70,11 +72,13 @@ class Translation:
             sources[id(piece.source)].pieces.append(piece)
         computed: dict[Conversion, _Computed] = {}
         for made in layout.made:
-            if made.conversion not in computed:
-                computed[made.conversion] = _Computed(made.conversion)
+            conversion = made.making
+            assert isinstance(conversion, Conversion)
+            if conversion not in computed:
+                computed[conversion] = _Computed(conversion)
                 for tensor in made.sources:
-                    sources[id(tensor)].computed.append(computed[made.conversion])
-            computed[made.conversion].names.append(made.name)
+                    sources[id(tensor)].computed.append(computed[conversion])
+            computed[conversion].names.append(made.name)
         self.tied = {
             name: source.pieces[0].name
             for source in sources.values()
