@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sharded_runs  # noqa: E402
-from sharded_models import run_together  # noqa: E402
+from sharded_models import run_together, run_with_a_victim  # noqa: E402
 
 from weightcast.channel.chain import Chain  # noqa: E402
 from weightcast.store.file import FileStore  # noqa: E402
@@ -45,20 +44,14 @@ def test_killed_rank_leaves_a_channel_that_goes_on(moment: float, victim: int, t
     channel, killed, again = tmp_path / "channel", tmp_path / "killed", tmp_path / "again"
     killed.mkdir()
     again.mkdir()
-    act = partial(sharded_runs.publish_until_killed, channel, moment, victim)
-    found = run_together(3, [named(act, "killed")], killed)["killed"]
-    assert found in ("", "not run"), found  # the victim reports nothing
+    case = sharded_runs.UntilKilled(channel, moment, victim)
+    assert run_with_a_victim(3, case, killed, victim) == ["", ""]
     before = Chain.open(FileStore(channel)).head()
     assert before is not None
     sharded_runs.followed(channel)
-    found = run_together(2, [named(partial(sharded_runs.go_on, channel), "again")], again)["again"]
+    found = run_together(2, [sharded_runs.Again(channel)], again)["again"]
     assert not found, found
     after = Chain.open(FileStore(channel)).head()
     assert after is not None
     assert after.position.version > before.position.version
     sharded_runs.followed(channel)
-
-
-def named(act: partial[None], name: str) -> partial[None]:
-    act.__name__ = name  # type: ignore[attr-defined]
-    return act

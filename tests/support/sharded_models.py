@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,6 +36,20 @@ def run_together(world: int, cases: Sequence[Case], folder: Path) -> dict[str, s
         name: "\n".join(path.read_text() if path.exists() else "not run" for path in paths).strip()
         for name, paths in ends.items()
     }
+
+
+def run_with_a_victim(world: int, case: Case, folder: Path, victim: int) -> list[str]:
+    """Run a case in which one process is killed: what went wrong in each of the others, or nothing."""
+    context = multiprocessing.get_context("spawn")
+    started = [context.Process(target=_process, args=(rank, world, [case], folder)) for rank in range(world)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+        process.kill()
+    assert started[victim].exitcode == -signal.SIGKILL
+    ends = [folder / f"{case.__name__}-{rank}" for rank in range(world) if rank != victim]
+    return [path.read_text() if path.exists() else "did not end" for path in ends]
 
 
 def _process(rank: int, world: int, cases: Sequence[Case], folder: Path) -> None:

@@ -7,8 +7,10 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from sharded_cases import Odd, descend, mesh_of
 from sharded_models import gathered, whole_state
@@ -105,8 +107,20 @@ def hsdp() -> None:
     train(shared_folder() / "channel", model, Small(24, 41), act, range(1, 6))
 
 
-def publish_until_killed(channel: Path, moment: float, victim: int) -> None:
+@dataclass(frozen=True)
+class UntilKilled:
     """Publish without an end; one rank is killed in the middle of whatever it does, the others must name it."""
+
+    channel: Path
+    moment: float
+    victim: int
+    __name__ = "killed"
+
+    def __call__(self) -> None:
+        publish_until_killed(self.channel, self.moment, self.victim)
+
+
+def publish_until_killed(channel: Path, moment: float, victim: int) -> None:
     rank = distributed.get_rank()
     model = Small(24, 41)
     fully_shard(model)
@@ -114,27 +128,30 @@ def publish_until_killed(channel: Path, moment: float, victim: int) -> None:
     publisher = wc.Publisher(channel, model, optimizer=optimizer, dtype="BF16")
     if rank == victim:
         threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    receipt = None
     try:
         for step in range(1, 100_000):
             backward(model, step)
             optimizer.step()
             optimizer.zero_grad()
-            receipt = publisher.publish(step=step)
+            publisher.publish(step=step)
     except PeerError as error:
-        assert error.rank == victim, error
-    except RuntimeError:  # the training's own group fails first: the publisher has its own word on it
-        assert receipt is not None
-        try:
-            receipt.result(30)
-            publisher.publish().result(30)
-        except PeerError as error:
-            assert error.rank == victim, error
+        ended = error
+    except RuntimeError:  # the training's own group noticed it first: the publisher has its own word on it
+        with pytest.raises(PeerError) as raised:
+            publisher.flush(30)
+        ended = raised.value
+    assert ended.rank == victim, ended
 
 
-def go_on(channel: Path) -> None:
+@dataclass(frozen=True)
+class Again:
     """Three more versions of a model that begins anew."""
-    model = Small(24, 41)
-    fully_shard(model)
-    act = lambda step: backward(model, 2 * step + distributed.get_rank())  # noqa: E731
-    train(channel, model, Small(24, 41), act, range(1, 4))
+
+    channel: Path
+    __name__ = "again"
+
+    def __call__(self) -> None:
+        model = Small(24, 41)
+        fully_shard(model)
+        act = lambda step: backward(model, 2 * step + distributed.get_rank())  # noqa: E731
+        train(self.channel, model, Small(24, 41), act, range(1, 4))
