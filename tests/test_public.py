@@ -149,13 +149,17 @@ def functions_of(name: str) -> Iterator[tuple[str, Any]]:
 
 def hints_of(function: Any) -> dict[str, Any]:
     found = typing.get_type_hints(
-        function, localns={"np": np, "torch": SimpleNamespace(nn=Anything, optim=Anything, dtype=object, Tensor=object)}
+        function,
+        localns={
+            "np": np,
+            "torch": SimpleNamespace(nn=Anything, optim=Anything, distributed=Anything, dtype=object, Tensor=object),
+        },
     )
     return {name: hint for name, hint in found.items() if not name.startswith("_")}
 
 
 class Anything:
-    Module = Optimizer = object
+    Module = Optimizer = ProcessGroup = object
 
 
 def types_in(hint: Any) -> Iterator[type]:

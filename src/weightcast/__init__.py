@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from weightcast.follow.replica import Staged
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
-    from weightcast.format.boxes import Box
+    from weightcast.format.boxes import Box, Range
     from weightcast.format.codec import CodecName
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
@@ -86,6 +86,7 @@ __all__ = [
     "Policy",
     "Position",
     "Publisher",
+    "Range",
     "Receipt",
     "Reference",
     "Shards",
@@ -131,7 +132,7 @@ _HOMES = {
     "follow.replica": "Staged",
     "follow.subscriber": "Subscriber",
     "follow.update": "Update",
-    "format.boxes": "Box",
+    "format.boxes": "Box Range",
     "format.codec": "CodecName",
     "format.diff": "anchor diff",
     "format.digest": "Fingerprint box_digest fingerprint",

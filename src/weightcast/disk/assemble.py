@@ -27,6 +27,8 @@ def assemble(files: Sequence[Path], table: TensorTable, folder: Path) -> Path:
     They are patches without a base, whose boxes cover the table; `FormatError` if they do not. Their bits are not
     verified here. One box is in memory at a time.
     """
+    if any(path.name == SINGLE for path in files):
+        raise FormatError("a file of boxes has the name of the checkpoint that is made of it", file=SINGLE)
     with ExitStack() as opened:
         readers = [PatchReader(opened.enter_context(FileSource(path))) for path in files]
         _refuse_incomplete(readers, table)

@@ -16,14 +16,14 @@ from weightcast.publish.peers import Message, Peers, meet
 _HINT = "Each element of a tensor belongs to exactly one rank: check names, offsets and shapes on all of them."
 
 
-def agree_on_table(peers: Peers, mine: Sequence[Held], whole: TensorTable | None) -> TensorTable:
+def agree_on_table(peers: Peers, mine: Sequence[tuple[str, str, Box]], whole: TensorTable | None) -> TensorTable:
     """The table of all ranks' boxes together; one `UsageError` on every rank if they do not make one.
 
     A rank that knows the ``whole`` table says so, and all must know the same. Else a tensor reaches as far as its boxes
     do.
     """
     facts: dict[str, Any] = {
-        "boxes": [[one.name, one.dtype, one.box.offset, one.box.shape] for one in mine],
+        "boxes": [[name, dtype, box.offset, box.shape] for name, dtype, box in mine],
         "whole": None if whole is None else _table_json(whole),
     }
     answer = meet(peers, Message(facts), _decide)

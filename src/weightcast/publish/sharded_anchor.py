@@ -16,7 +16,7 @@ from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef, dump_record, load_record
 from weightcast.disk.companions import wanted
 from weightcast.disk.durable import scratch
-from weightcast.format.boxes import Held, Place
+from weightcast.format.boxes import Box, Place
 from weightcast.format.codec.coded import Coded
 from weightcast.format.digest import Fingerprint
 from weightcast.format.patch import ModelSize
@@ -40,7 +40,7 @@ class LocalBoxes(Weights, Protocol):
         """All tensors of all ranks together."""
         ...
 
-    def declare(self) -> tuple[list[Held], TensorTable | None]:
+    def declare(self) -> tuple[Sequence[tuple[str, str, Box]], TensorTable | None]:
         """What this rank has, and the whole table if it knows it."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class Shards:
         self.places: Mapping[str, Place] = {}
         self.whole: TensorTable = TensorTable(())
 
-    def declare(self) -> tuple[list[Held], TensorTable | None]:
+    def declare(self) -> tuple[Sequence[tuple[str, str, Box]], TensorTable | None]:
         """What this rank has; it does not know the whole table."""
         return list(self._boxes.values()), None
 

@@ -75,7 +75,7 @@ class ShardedModel(LiveModel):
         self._watch(layout, slots, workers)
         self._dtensors = {name: tensor for name, tensor in self._tensors().items() if is_dtensor(tensor)}
 
-    def declare(self) -> tuple[list[Held], TensorTable | None]:
+    def declare(self) -> tuple[Sequence[tuple[str, str, Box]], TensorTable | None]:
         """What this rank has, and the whole table."""
         return [Held(name, place.spec.dtype, place.box) for name, place in self.places.items()], self.whole
 
