@@ -142,6 +142,41 @@ def test_channel_of_one_writer_is_continued_by_ranks_and_back() -> None:
     assert wc.fingerprint(followed(store)) == wc.fingerprint(whole(5))
 
 
+@pytest.mark.parametrize("detect", ["transient", "device"])
+def test_torch_shards_are_watched_through_their_optimizer_and_rounded(detect: str) -> None:
+    torch = pytest.importorskip("torch")
+    store = MemoryStore()
+    rows = [torch.nn.Parameter(torch.randn(3, 5, generator=torch.Generator().manual_seed(rank))) for rank in range(2)]
+    bias = torch.zeros(4, dtype=torch.int32)
+
+    def rank(number: int, peers: ThreadPeers) -> list[str]:
+        shards: list = [("w", wc.Box.of((3 * number, 0), (3, 5)), rows[number])]
+        shards += [("count", wc.Box.of((0,), (4,)), bias)] * number
+        optimizer = torch.optim.SGD([rows[number]], lr=0.1)
+        options = {"detect": detect} | ({"optimizer": optimizer} if detect == "transient" else {})
+        with wc.Publisher(store, wc.Shards(shards), group=peers, dtype="BF16", threads=1, **options) as publisher:
+            found = []
+            for step in range(1, 5):
+                rows[number].grad = torch.full((3, 5), float(step))
+                optimizer.step()
+                if number:
+                    bias[step - 1] += 1
+                found.append(publisher.publish(step=step).result(30).position.digest)
+            return found
+
+    digests = on_ranks(2, rank)
+    assert digests[0] == digests[1]
+    whole_rows = torch.cat([one.detach() for one in rows]).numpy()
+    arrays = {"w": wc.round_to("BF16", whole_rows), "count": bias.numpy()}
+    reference = wc.Arrays(arrays, {"w": "BF16"})
+    assert isinstance(digests[0], list)
+    assert digests[0][-1] == wc.fingerprint(reference).digest
+    held = wc.Arrays({name: np.zeros_like(array) for name, array in arrays.items()}, {"w": "BF16"})
+    with wc.Subscriber(store, held, threads=1) as subscriber:
+        subscriber.sync()
+    assert wc.fingerprint(held).digest == digests[0][-1]
+
+
 # -- what is refused, by the same error on every rank -----------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from sharded import followed, train
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.errors import ConflictError, PeerError, UnreachableError
+from weightcast.publish.shards import arrays_of
 from weightcast.store.base import Store
 from weightcast.store.memory import MemoryStore
 from weightcast.upkeep.verify import verify
@@ -113,9 +114,11 @@ def test_commit_that_may_have_been_taken_is_tried_again_unchanged(lost: bool) ->
 
 
 def test_rank_that_is_late_is_named_on_every_rank() -> None:
+    store = MemoryStore()
+
     def rank(number: int, peers: ThreadPeers) -> None:
         shard = Shard(number, 3)
-        with wc.Publisher(MemoryStore("late"), shard.weights, group=peers, threads=1) as publisher:
+        with wc.Publisher(store, shard.weights, group=peers, threads=1) as publisher:
             shard.at(1)
             if number == 2:
                 time.sleep(2.0)
@@ -136,14 +139,13 @@ def test_step_that_fails_on_one_rank_ends_all_with_its_name() -> None:
         shard = Shard(number, 3, 1)
         publisher = wc.Publisher(store, shard.weights, group=peers, threads=1)
         shard.at(2)
-        if number == 1:
-            publisher.publish(step=2).result(30)
-            shard.weights.read = lost_memory  # type: ignore[method-assign]
-        else:
-            publisher.publish(step=2).result(30)
+        publisher.publish(step=2).result(30)
         shard.at(3)
+        weights = arrays_of(shard.weights)
+        if number == 1:
+            weights.read = lost_memory  # type: ignore[assignment]
         try:
-            publisher.publish(step=3).result(30)
+            publisher.publish(step=3, weights=weights).result(30)
         finally:
             publisher.close()
 

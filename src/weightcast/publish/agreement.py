@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weightcast.errors import UsageError
-from weightcast.format.boxes import Box, Held, Place, place_of
+from weightcast.format.boxes import Box, place_of
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.publish.peers import Message, Peers, meet
 
@@ -89,11 +89,6 @@ def _overlapping(boxes: Sequence[tuple[int, Box]]) -> tuple[int, int] | None:
         if meets.any():
             return boxes[i][0], boxes[i + 1 + int(np.argmax(meets))][0]
     return None
-
-
-def places_in(table: TensorTable, boxes: Mapping[str, Held]) -> dict[str, Place]:
-    """Where boxes are in the agreed table, by the names that a rank has for them."""
-    return {label: place_of(table[one.name], one.box) for label, one in boxes.items()}
 
 
 def _table_json(table: TensorTable) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from weightcast.publish.committer import Committer
 from weightcast.publish.peers import Peers
 from weightcast.publish.receipt import Receipt
 from weightcast.publish.sharded import ShardedCommitter
-from weightcast.publish.shards import Shards
+from weightcast.publish.shards import Shards, arrays_of
 from weightcast.store import open_store
 from weightcast.store.base import Store
 
@@ -49,7 +49,7 @@ class Publisher(Committer):
     def __init__(
         self,
         channel: str | Path | Store,
-        weights: Weights | torch.nn.Module,
+        weights: Weights | torch.nn.Module | Shards,
         *,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         detect: Detect | None = None,
@@ -115,7 +115,7 @@ class ShardedPublisher(ShardedCommitter, Publisher):
     def __init__(
         self,
         channel: str | Path | Store,
-        weights: Weights | torch.nn.Module,
+        weights: Weights | torch.nn.Module | Shards,
         *,
         group: torch.distributed.ProcessGroup | Peers | None = None,
         **options: Any,
@@ -146,7 +146,7 @@ def _peers_of(group: torch.distributed.ProcessGroup | Peers | None) -> Peers:
 
 
 def _watch(
-    weights: Weights | torch.nn.Module,
+    weights: Weights | torch.nn.Module | Shards,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
     detect: Detect | None,
     dtype: WireDtype | torch.dtype | None,
@@ -156,17 +156,22 @@ def _watch(
     codec: CodecName,
     workers: Workers,
 ) -> Detector:
+    table = begun.channel.table if begun is not None else None
     if is_module(weights):  # before all else: a module has no table
         from weightcast.torch.detectors import detector_of, watch
         from weightcast.torch.sharded import ShardedModel, is_sharded
 
-        table = begun.channel.table if begun is not None else None
         if is_sharded(weights):
             part = ShardedModel(weights, dtype, table, workers, ranks)
             return detector_of(part, optimizer, detect, check_every, codec)
         return watch(weights, optimizer, detect, dtype, check_every, table, codec, workers)
+    if isinstance(weights, Shards) and not weights.is_numpy:
+        from weightcast.torch.detectors import detector_of
+        from weightcast.torch.shards import ShardTensors
+
+        return detector_of(ShardTensors(weights.tensors, dtype, table, workers), optimizer, detect, check_every, codec)
     if isinstance(weights, Shards):
-        return Shadowed(weights, codec == "banded", workers)
+        weights = arrays_of(weights)
     refuse_no_weights(weights)
     if optimizer is not None or detect is not None or dtype is not None:
         raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")
