@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 
 import weightcast as wc
@@ -61,6 +64,11 @@ def loss_of(model: nn.Module, device: torch.device) -> torch.Tensor:
     return nn.functional.cross_entropy(model(words), words[:, 1:].flatten())
 
 
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What a checkpoint of torch holds, on each rank its part of it."""
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="the channel")
@@ -82,8 +90,8 @@ def main() -> None:
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
     if given.checkpoint and given.checkpoint.exists():
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        checkpoint.load(state, checkpoint_id=given.checkpoint)
+        state = state_of(model, optimizer)
+        load(state, checkpoint_id=given.checkpoint)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     done = max((int(state["step"]) for state in optimizer.state.values()), default=0)
     torch.manual_seed(1 + done * distributed.get_world_size() + rank)  # other words on each rank
@@ -100,8 +108,7 @@ def main() -> None:
                 print(f"version {made.position.version}, {size:,} bytes, {len(made.objects)} objects", flush=True)
 
     if given.checkpoint:
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(given.checkpoint, overwrite=True))
+        save(state_of(model, optimizer), storage_writer=FileSystemWriter(given.checkpoint, overwrite=True))
     distributed.destroy_process_group()
 
 
