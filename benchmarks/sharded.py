@@ -14,6 +14,7 @@ without a publisher. Prints JSON with estimates for large models, on paper from 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import re
@@ -125,8 +126,9 @@ def measure(run: Run, folder: Path, rank: int) -> dict[str, Any]:
     optimizer = Steps(model, rank, max(1, run.ranks))
     store = Counted(open_store(folder / "channel"))
     peers = CountedPeers() if run.ranks else None
-    gc.collect()  # FSDP2 leaves the whole model in a cycle
     optimizer.step()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed of the whole model would count as used
     resident_peak()
     optimizer.step()
     base = resident_peak()
