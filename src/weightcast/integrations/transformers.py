@@ -19,6 +19,7 @@ from weightcast.publish.publisher import Publisher
 from weightcast.publish.receipt import Receipt
 from weightcast.store.base import Store
 from weightcast.torch import Merged
+from weightcast.torch.sharded import is_sharded
 
 _log = logging.getLogger("weightcast")
 
@@ -34,7 +35,8 @@ class WeightcastCallback(TrainerCallback):
     When training begins, the publisher continues the channel at its head, or begins it with the whole model: with
     many processes the others wait for that upload, so begin a large one with `weightcast init`. Every so many
     optimizer steps the weights are published, and once more at the end if the model is not what was published last.
-    Each call of `train` has a `Publisher` of its own; the process of rank 0 publishes, the others do nothing.
+    Each call of `train` has a `Publisher` of its own. The process of rank 0 publishes, the others do nothing; but where
+    the model is sharded, each process publishes what it has.
 
     Training waits until it is known what changed, never for the bucket. Failed uploads are retried in the background;
     if something is still not in the bucket at the end, `train` raises. By then the model is trained and the trainer's
@@ -94,7 +96,7 @@ class WeightcastCallback(TrainerCallback):
     ) -> None:
         """Open a publisher. A checkpoint to resume from is loaded by now, and accelerate has wrapped the optimizer."""
         self._abandon()
-        if not state.is_world_process_zero:
+        if not state.is_world_process_zero and not is_sharded(kwargs["model"]):
             return
         model = Merged(kwargs["model"]) if self._merged else kwargs["model"]
         self._publisher = self._open(model, optimizer=kwargs["optimizer"])

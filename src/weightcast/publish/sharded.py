@@ -3,7 +3,7 @@
     every rank   scan ─ resolve ─┐ ready    ┌ sums of digests ┐           ┌ encode, upload ┐
     rank 0                       └─ agree ──┴── add up ───────┴── result ─┴── commit ──────┴── receipts
 
-Three rounds of small messages make a version (`weightcast.publish.peers`). Nothing is gathered: what crosses the group
+Four rounds of small messages make a version (`weightcast.publish.peers`). Nothing is gathered: what crosses the group
 is a sum of 64 bits for each tensor, and the names of objects.
 """
 
