@@ -178,11 +178,14 @@ Record = Manifest | Tag | Anchor | Heartbeat | Lease
 
 R = TypeVar("R", Manifest, Tag, Anchor, Heartbeat, Lease)
 
+_OPTIONAL = {"label", "boxes"}
+"""Fields that are left out where there is nothing to say."""
+
 _DECIMALS = {"pause": 6, "time": 3}
 
 
 def dump_record(record: Record) -> bytes:
-    fields = {name: value for name, value in vars(record).items() if name != "label" or value is not None}
+    fields = {name: value for name, value in vars(record).items() if value or name not in _OPTIONAL}
     for name, decimals in _DECIMALS.items():
         if fields.get(name) is not None:
             fields[name] = round(fields[name], decimals)
@@ -196,7 +199,7 @@ def load_record(kind: type[R], data: bytes) -> R:
     def build(fields: dict[str, Any]) -> R:
         return kind(**{name: read(fields[name]) for name, read in readers.items() if name in fields})
 
-    optional = readers.keys() & {"label"}
+    optional = readers.keys() & _OPTIONAL
     record = from_json(data, kind.__name__.lower(), readers.keys() - optional, build, optional)
     if isinstance(record, Manifest):
         _check_manifest(record)
@@ -306,7 +309,7 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
         "position": position_from_json,
         "files": _files,
         "reference": _optional(lambda value: Reference(*_reference(value))),
-        "boxes": _value("a kind of anchor", lambda value: type(value) is bool),
+        "boxes": _value("a kind of anchor", lambda value: value is True),
     },
     Heartbeat: {
         "replica": _text("a replica's name", 100),

@@ -13,7 +13,6 @@ from typing import Any
 
 from weightcast.disk.durable import replacing
 from weightcast.errors import FormatError, WeightcastError
-from weightcast.format.safetensors import FileSource, open_container
 
 WEIGHTS = ".safetensors"
 
@@ -102,6 +101,11 @@ def remove_code_references(folder: Path) -> list[str]:
 
 def _holds_adapter(folder: Path) -> bool:
     """Whether the only weights in a folder are an adapter's; the names of its tensors are part of what is verified."""
+    from weightcast.format.safetensors import (  # numpy, which a listing of versions does not need
+        FileSource,
+        open_container,
+    )
+
     if {path.name for path in folder.glob(f"*{WEIGHTS}")} != {ADAPTER}:
         return False
     try:

@@ -156,8 +156,9 @@ class ShardedCommitter(Committer):
     def _tell(self, ended: BaseException | None) -> None:
         """Tell the other ranks, who wait for this one, what has ended it; they told it otherwise."""
         if isinstance(ended, Exception) and not isinstance(ended, PeerError):
-            with suppress(Exception):  # the error itself is raised to the caller
-                meet(self._peers, ended, lambda _: Message())
+            # For the others it is the end, also where a store has failed. This rank's caller gets the error itself.
+            with suppress(Exception):
+                meet(self._peers, RuntimeError(str(ended)), lambda _: Message())
 
     def _join(self) -> None:
         for thread in self._threads:
