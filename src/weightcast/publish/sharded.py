@@ -140,9 +140,10 @@ class ShardedCommitter(Committer):
         pipeline = self._pipeline
         with self._event():
             self._changed.wait_for(lambda: pipeline.can_send or pipeline.is_over)
-            if not pipeline.begin_round():
-                self._tell(pipeline.ended)
-                return False
+            has_begun = pipeline.begin_round()
+        if not has_begun:
+            self._tell(pipeline.ended)  # without the lock: it waits for the others, and the caller must not
+            return False
         try:
             self._round()
         except (StoreError, SpaceError) as error:
