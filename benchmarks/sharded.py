@@ -1,6 +1,6 @@
 """What publishing costs the ranks of a sharded training: time, memory, bytes in the bucket and between the ranks.
 
-    python benchmarks/sharded.py [--parameters 40e6] [--ranks 1 2 4] [--steps 5] [--threads 1]
+    python benchmarks/sharded.py [--parameters 40e6] [--ranks 1 2 4] [--steps 5] [--threads 1] [--held]
 
 A bf16 model of square matrices of 2048 rows, cut by FSDP2, of which 1 % of the elements change per step, the same ones
 for every number of ranks; gloo on this machine's CPU, channel in /dev/shm. First one process publishes the model whole.
@@ -8,7 +8,8 @@ Every number of ranks must reach the same head, digest for digest, and a mirror 
 slowest rank, the median over the steps; all ranks call `publish` together. `hooks` is what the publisher does around
 `optimizer.step()`, `commit` is counted from the call of `publish`. Bytes between the ranks are those given to and
 taken from `wc.Peers`, requests those below the retries. Memory is a rank's resident peak over that of the same steps
-without a publisher. Prints JSON with estimates for large models, on paper from these rates, and a table to stderr.
+without a publisher; with ``--held``, without what glibc keeps of what was freed. Prints JSON with estimates for large
+models, on paper from these rates, and a table to stderr.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import re
 import sys
 import tempfile
@@ -35,6 +37,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 import weightcast as wc
+from weightcast.publish.rounds import DIRECT
 from weightcast.store import open_store
 from weightcast.torch.peers import GroupPeers
 
@@ -89,13 +92,19 @@ class CountedPeers:
             self.received += sum(map(len, found[1:]))
         return found
 
-    def share(self, data: bytes | None, lost: int | None = None) -> bytes:
-        shared = self._peers.share(data, lost)
+    def share(self, data: bytes | None) -> bytes:
+        shared = self._peers.share(data)
         if data is None:
             self.received += len(shared)
         else:
             self.sent += len(shared) * (self.size - 1)
         return shared
+
+    def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
+        found = self._peers.exchange(parts)
+        self.sent += sum(map(len, parts)) - len(parts[self.rank])
+        self.received += sum(map(len, found)) - len(found[self.rank])
+        return found
 
     def close(self) -> None:
         self._peers.close()
@@ -213,24 +222,32 @@ LARGE = (("8B", 8.0e9, 8, 291), ("405B", 405e9, 64, 1137), ("1T, mixture", 1e12,
 
 
 def estimates(rows: Sequence[dict[str, Any]], tensors: int) -> list[dict[str, object]]:
-    """On paper. A rank sends 8 bytes a tensor, and gets 8 bytes a tensor and the names of all objects."""
+    """On paper. The sums take 16 bytes a tensor of each rank, less its own part; the rest is names and small facts."""
+
+    def sums(its: int, ranks: int) -> float:
+        return 16 * its * (ranks - 1) / ranks
+
     few, many = rows[-2], rows[-1]
-    said = many["others sent"] - 8 * tensors
-    name = (many["others received"] - few["others received"]) / (many["ranks"] - few["ranks"])
-    rest = many["others received"] - 8 * tensors - name * many["ranks"]
+    said = many["others sent"] - sums(tensors, many["ranks"])
+    small = [row["others received"] - sums(tensors, row["ranks"]) for row in (few, many)]
+    name = (small[1] - small[0]) / (many["ranks"] - few["ranks"])
+    rest = small[1] - name * many["ranks"]
     found = []
     for model, parameters, ranks, its in LARGE:
         changed = 0.01 * parameters / ranks
-        sent, received = 8 * its + said, 8 * its + name * ranks + rest
+        # The manifest goes to all by itself, or in parts: then every rank passes on a part of it to all.
+        manifest, in_parts = name * ranks, name * ranks * (ranks - 1) > DIRECT
+        passed = manifest if in_parts else 0
+        answers = (rest if in_parts else rest + manifest) * (ranks - 1)
         found.append(
             {
                 "model": model,
                 "ranks": ranks,
                 "object of a rank, MB": round(changed * many["bits a change"] / 8e6, 1),
-                "a rank sends, kB": round(sent / 1e3, 1),
-                "a rank receives, kB": round(received / 1e3, 1),
-                "rank 0 receives, MB": round(sent * (ranks - 1) / 1e6, 2),
-                "rank 0 sends, MB": round(received * (ranks - 1) / 1e6, 2),
+                "a rank sends, kB": round((sums(its, ranks) + said + passed) / 1e3, 1),
+                "a rank receives, kB": round((sums(its, ranks) + rest + manifest) / 1e3, 1),
+                "rank 0 receives, kB": round((sums(its, ranks) + said * (ranks - 1) + passed) / 1e3, 1),
+                "rank 0 sends, kB": round((sums(its, ranks) + answers + 2 * passed) / 1e3, 1),
                 "requests": ranks * many["others requests"] + many["rank 0 requests"] - many["others requests"],
             }
         )
@@ -243,7 +260,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of each rank's publisher")
+    parser.add_argument("--held", action="store_true", help="give freed memory back at once; slower")
     given = parser.parse_args()
+    if given.held:  # else glibc raises this to the largest that was freed, up to 32 MB, and keeps twice as much
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = "262144"
     layers = max(1, round(given.parameters / (WIDTH * (WIDTH + 1))))
     runs = [Run(layers, ranks, given.steps, given.threads) for ranks in (0, *sorted(given.ranks))]
     rows = []

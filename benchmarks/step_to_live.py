@@ -1,11 +1,13 @@
-"""From the optimizer's step to live: publisher, channel in memory, mirror and an engine's worker, by phase.
+"""From the optimizer's step to live: publisher, channel in memory, an engine's worker and a mirror, by phase.
 
     python benchmarks/step_to_live.py [--size 0.6B|7.6B|tiny] [--lr 1e-6] [--steps 8] [--threads 16]
 
 A bf16 model of Qwen3's shapes with random gradients, AdamW, a channel and a mirror in /dev/shm, a worker with vLLM's
-fused layout. On a GPU where there is one: `publish` is then what the trainer's thread waits for, and what it leaves to
-the GPU is a phase of its own. At the end every bit of the worker and of the mirror is compared by digest. Prints JSON:
-medians and maxima in ms, what changed, and beside them the time of one copy of the model in host memory.
+fused layout that decodes against its own parameters. On a GPU where there is one: `publish` is then what the trainer's
+thread waits for, and what it leaves to the GPU is a phase of its own. `live` is the sum of all phases but the mirror's,
+which follows beside. What the worker stages is compared with the version by digest before it is written; at the end
+every bit of the worker and of the mirror is. Prints JSON: medians and maxima in ms, what changed, and beside them the
+time of one copy of the model in host memory.
 """
 
 from __future__ import annotations
@@ -19,16 +21,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import engine_gpu as shapes
 import numpy as np
 import torch
 
 import weightcast as wc
+from weightcast.channel.keys import Position
 from weightcast.engine.box_digests import combine
+from weightcast.engine.decoding import prepare_coded
+from weightcast.engine.engine_replica import EngineReplica, StagedCoded
 from weightcast.engine.learn import learn
 from weightcast.engine.live import LiveParameters
-from weightcast.follow.replica import opened_patches
+from weightcast.engine.prepared import Prepared
+from weightcast.format.joined import joined, open_objects
+from weightcast.format.safetensors import ReopenedSource
 from weightcast.format.spec import TensorTable
 
 SIZES = {
@@ -107,12 +115,17 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     engine = shapes.Fused(device)
     engine.load_weights((name, parameter.detach()) for name, parameter in model.named_parameters())
     times, commits = Times(device == "cuda"), []
-    url, mirror = folder / "channel", folder / "mirror"
+    url, replica = folder / "channel", EngineReplica(folder / "engine")
+    target: Any = replica  # neither weights in memory nor a mirror
     with ExitStack() as opened:
         publisher = opened.enter_context(wc.Publisher(url, model, optimizer=optimizer, threads=options.threads))
-        subscriber = opened.enter_context(wc.Subscriber(url, mirror, threads=options.threads))
-        subscriber.sync()
+        mirror = opened.enter_context(wc.Subscriber(url, folder / "mirror", threads=options.threads))
+        mirror.sync()
+        worker = opened.enter_context(wc.Subscriber(url, target))
+        workers = opened.enter_context(wc.Workers(options.threads))
         live = LiveParameters(engine, learn(engine, engine.load_weights, table))
+        live.digest_each(list(table))
+        replica.hold(*held(mirror))
         for step in range(1, options.steps + 1):
             for parameter in model.parameters():
                 parameter.grad = torch.randn_like(parameter)
@@ -123,21 +136,27 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
             times.end("publish: the GPU's work after it")
             commits.append(receipt.result())
             times.end("commit")
-            staged = subscriber.poll()
+            coded = worker.poll()
+            assert isinstance(coded, StagedCoded)
+            times.end("worker: fetch")
+            prepared = decoded(live, coded, workers)
+            times.end("worker: decode, verify, stage")
+            live.apply(prepared)
+            times.end("worker: scatter")
+            worker.apply(coded)
+            times.begin()
+            staged = mirror.poll()
             assert staged is not None
             times.end("mirror: fetch, decode, verify, stage")
-            with opened_patches(patch.path for patch in staged.patches) as patches:
-                prepared = live.prepare_patches(patches)
-                times.end("worker: prepare")
-                live.apply(prepared)
-                times.end("worker: scatter")
-            subscriber.apply(staged)
+            mirror.apply(staged)
             times.end("mirror: apply")
-        held = subscriber.weights
-        assert staged is not None
-        assert held is not None
-        wrong = [one.name for one in table if combine(one, live.digest(one)).digest != staged.fingerprint[one.name]]
-        exact = not wrong and wc.fingerprint(held, wc.Workers()).digest == staged.position.digest
+        weights, found = mirror.weights, live.digest_each(list(table))
+        assert weights is not None
+        assert isinstance(coded, StagedCoded)
+        exact = wc.fingerprint(weights, workers).digest == coded.position.digest
+        exact &= all(combine(one, found[one.name]).digest == coded.fingerprint[one.name] for one in table)
+    steps = [phase for phase in times.phases if not phase.startswith("mirror")]
+    times.phases["live"] = [sum(each) for each in zip(*(times.phases[phase] for phase in steps), strict=True)]
     counted = slice(options.warm, None)  # the first versions fill caches
     return {
         "hardware": f"{platform.machine()}, {torch.cuda.get_device_name() if device == 'cuda' else 'no GPU'}",
@@ -150,6 +169,23 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         "copy_of_the_model_ms": round(table.nbytes / copy_rate(table.nbytes), 1),
         "every_bit_proven": exact,
     }
+
+
+def held(mirror: wc.Subscriber) -> tuple[Position, wc.Fingerprint]:
+    weights, position = mirror.weights, mirror.position
+    assert weights is not None
+    assert position is not None
+    return position, wc.fingerprint(weights)
+
+
+def decoded(live: LiveParameters, coded: StagedCoded, workers: wc.Workers) -> Prepared:
+    """What a worker prepares, once its digests are those of the version."""
+    versions = [joined(open_objects(map(ReopenedSource, map(Path, paths)))) for paths in coded.versions]
+    found = prepare_coded(live, versions, workers=workers)
+    assert not found.undecoded
+    for name, boxes in found.prepared.digests.items():
+        assert combine(live.layout.table[name], boxes).digest == coded.fingerprint[name], name
+    return found.prepared
 
 
 def main() -> None:

@@ -122,6 +122,22 @@ def must_hold(channel: str, tensors: dict[str, torch.Tensor]) -> None:
     assert wc.fingerprint(held) == wc.fingerprint(expected)
 
 
+def until_idle(channel: str, tensors: dict[str, torch.Tensor], detect: wc.Detect, count: int, threads: int) -> float:
+    """Seconds from the call of `send` until the GPU has done all that it was given, which `send` does not wait for."""
+    found = []
+    with wc.StreamPublisher(channel, detect=detect, threads=threads) as publisher:
+        publisher.send(tensors.items()).result()
+        for _ in range(count):
+            change(tensors)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            receipt = publisher.send(tensors.items())
+            torch.cuda.synchronize()
+            found.append(time.perf_counter() - began)
+            receipt.result()
+    return median(found)
+
+
 def syncs_of(
     dtype: torch.dtype, detect: wc.Detect, count: int, threads: int, device: str, scale: float
 ) -> dict[str, object]:
@@ -145,6 +161,7 @@ def syncs_of(
                 assert transfer.last is not None
                 found.append(transfer.last)
             transfer.destroy()
+        idle = until_idle(folder, tensors, detect, count, threads) if device == "cuda" else None
         must_hold(folder, tensors)
     seconds = {phase: median(sync.seconds[phase] for sync in found) for phase in ("detect", "upload")}
     copy, floor = copied(2 * elements, device, "cpu"), floor_of(detect, elements, dtype.itemsize, device)
@@ -155,6 +172,7 @@ def syncs_of(
         "changed": f"{median(sync.changed for sync in found) / elements:.2%}",
         **{f"{phase}, ms": round(1000 * value, 1) for phase, value in seconds.items()},
         **{f"{phase}, copies": round(value / copy, 2) for phase, value in seconds.items()},
+        **({} if idle is None else {"until the GPU is idle, ms": round(1000 * idle, 1)}),
         "floor of detect, ms": round(1000 * floor, 1),
         "a copy, ms": round(1000 * copy, 1),
         "uploaded": int(median(sync.nbytes for sync in found)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -29,9 +30,11 @@ PACKAGES = [
     "torch",
     "disk",
     "store",
+    "events",
     "channel",
     "follow",
     "publish",
+    "interop",
     "engine",
     "integrations",
     "upkeep",
@@ -67,7 +70,7 @@ def test_package_imports_only_those_above_it() -> None:
 
 
 def test_public_names_are_these() -> None:
-    aliases = {"CodecName", "Detect"}
+    aliases = {"CodecChoice", "CodecName", "Detect"}
     assert all(getattr(wc, name).__doc__ for name in set(wc.__all__) - aliases)
     assert set(wc.__all__) == for_type_checkers() | {"WeightcastError", "errors"}
     assert set(wc.__all__) <= set(dir(wc))
@@ -90,6 +93,7 @@ def test_example_in_the_docstring_runs() -> None:
 EXAMPLES = (
     "Arrays",
     "Checkpoint",
+    "JsonLines",
     "Patch",
     "Publisher",
     "StreamPublisher",
@@ -107,7 +111,7 @@ def test_examples_of_the_main_names_run(name: str, tmp_path: Path, monkeypatch: 
     if name == "StreamPublisher":
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    known = {"wc": wc, "np": np, "Path": Path}
+    known = {"wc": wc, "np": np, "json": json, "Path": Path}
     found = [test for test in doctest.DocTestFinder().find(getattr(wc, name), name, globs=known) if test.examples]
     assert found
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
@@ -116,7 +120,7 @@ def test_examples_of_the_main_names_run(name: str, tmp_path: Path, monkeypatch: 
     assert runner.summarize(verbose=False).failed == 0
 
 
-INTERNAL = {"Subscriber.chain", "Subscriber.mirror", "Staged", "Staged.__init__"}
+INTERNAL = {"Subscriber.chain", "Subscriber.mirror", "Staged", "Staged.__init__", "Trust.root"}
 """What is internal of public classes: a `Staged` goes from `poll` to `apply`, and nobody else makes or reads one."""
 
 

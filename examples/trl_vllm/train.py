@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback, TrainerControl, 
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from weightcast.integrations.trl import WeightcastTransfer
+from weightcast.integrations.trl_sharded import ShardedSync
 
 SUBJECTS = ("the sea", "a train", "an owl", "rain", "a house", "iron", "tea", "the moon")
 
@@ -26,6 +27,10 @@ def vowels(completions: list[Any], **_: Any) -> list[float]:
     """The share of vowels in each answer."""
     texts = [completion[-1]["content"] for completion in completions]
     return [sum(letter in "aeiou" for letter in text.lower()) / max(1, len(text)) for text in texts]
+
+
+class Trainer(ShardedSync, AsyncGRPOTrainer):
+    """Where several processes share the model (`accelerate launch --use_fsdp`), each publishes its shards."""
 
 
 class TellSyncs(TrainerCallback):
@@ -42,7 +47,7 @@ class TellSyncs(TrainerCallback):
         logs: dict[str, float] | None = None,
         **_: Any,
     ) -> None:
-        if logs and "loss" in logs:
+        if logs and "loss" in logs and state.is_world_process_zero:
             print(f"step {state.global_step}: {self._transfer.last}", flush=True)
 
 
@@ -73,7 +78,7 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     structure = AutoModelForCausalLM.from_pretrained(given.model, device_map="meta")  # no weights; mixtures need it
     transfer = WeightcastTransfer(given.channel, model=structure, engine=given.engine, patience=given.patience)
-    trainer = AsyncGRPOTrainer(
+    trainer = Trainer(
         model=given.model,
         reward_funcs=vowels,
         args=AsyncGRPOConfig(

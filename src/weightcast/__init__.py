@@ -33,14 +33,18 @@ if TYPE_CHECKING:
     from weightcast.channel.keys import Position
     from weightcast.channel.policy import AtLeast, Every, Newest, Pinned, Policy
     from weightcast.channel.records import Manifest, ObjectRef, Reference
+    from weightcast.channel.trust import Trust
     from weightcast.disk.apply import Applied, Written, apply_in_place, apply_to_copy, write_patch
     from weightcast.disk.checkpoint import Checkpoint
+    from weightcast.events.event import Event, Sink
+    from weightcast.events.json_lines import JsonLines
     from weightcast.follow.mirror_reader import reading
     from weightcast.follow.replica import Staged
     from weightcast.follow.subscriber import Subscriber
     from weightcast.follow.update import Update
     from weightcast.format.boxes import Box, Range
     from weightcast.format.codec import CodecName
+    from weightcast.format.cut import Cut
     from weightcast.format.diff import anchor, diff
     from weightcast.format.digest import Fingerprint, box_digest, fingerprint
     from weightcast.format.joined import decode
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from weightcast.format.spec import Dtype, TensorSpec, TensorTable
     from weightcast.format.tensors import Arrays, Target, Weights, round_to
     from weightcast.format.workers import Workers
+    from weightcast.publish.codec_choice import CodecChoice
     from weightcast.publish.open import init
     from weightcast.publish.peers import Peers
     from weightcast.publish.publisher import Publisher
@@ -70,11 +75,15 @@ __all__ = [
     "Box",
     "Checkpoint",
     "Clock",
+    "CodecChoice",
     "CodecName",
+    "Cut",
     "Detect",
     "Dtype",
+    "Event",
     "Every",
     "Fingerprint",
+    "JsonLines",
     "Listed",
     "Manifest",
     "ModelSize",
@@ -90,6 +99,7 @@ __all__ = [
     "Receipt",
     "Reference",
     "Shards",
+    "Sink",
     "Staged",
     "Store",
     "StreamPublisher",
@@ -98,6 +108,7 @@ __all__ = [
     "TensorPatch",
     "TensorSpec",
     "TensorTable",
+    "Trust",
     "Update",
     "WeightcastError",
     "Weights",
@@ -126,14 +137,18 @@ _HOMES = {
     "channel.keys": "Position",
     "channel.policy": "AtLeast Every Newest Pinned Policy",
     "channel.records": "Manifest ObjectRef Reference",
+    "channel.trust": "Trust",
     "disk.apply": "Applied Written apply_in_place apply_to_copy write_patch",
     "disk.checkpoint": "Checkpoint",
+    "events.event": "Event Sink",
+    "events.json_lines": "JsonLines",
     "follow.mirror_reader": "reading",
     "follow.replica": "Staged",
     "follow.subscriber": "Subscriber",
     "follow.update": "Update",
     "format.boxes": "Box Range",
     "format.codec": "CodecName",
+    "format.cut": "Cut",
     "format.diff": "anchor diff",
     "format.digest": "Fingerprint box_digest fingerprint",
     "format.joined": "decode",
@@ -144,6 +159,7 @@ _HOMES = {
     "format.spec": "Dtype TensorSpec TensorTable",
     "format.tensors": "Arrays Target Weights round_to",
     "format.workers": "Workers",
+    "publish.codec_choice": "CodecChoice",
     "publish.open": "init",
     "publish.peers": "Peers",
     "publish.publisher": "Publisher",

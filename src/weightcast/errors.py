@@ -18,6 +18,7 @@
     ├── ChannelError        no channel, another channel, or no route to the version
     │   ├── ConflictError   another writer committed first
     │   └── NoRouteError    no intact route leads to the wanted version
+    ├── TrustError          what the trusted key does not vouch for, or less than was seen before
     ├── EngineError         a call to an inference engine failed
     │   ├── EngineGoneError     it does not answer: not started yet, or dead
     │   └── MisfitError     the channel is of another model than the engine's; a retry does not help
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 __all__ = [
     "AccessError",
@@ -51,6 +53,7 @@ __all__ = [
     "ResultError",
     "SpaceError",
     "StoreError",
+    "TrustError",
     "UnreachableError",
     "UnsupportedError",
     "UsageError",
@@ -170,6 +173,26 @@ class NoRouteError(ChannelError):
         self.reason = reason
 
 
+Distrust = Literal["unsigned", "forged", "unknown key", "not allowed", "not covered", "rollback", "fork", "stale"]
+
+
+class TrustError(WeightcastError):
+    """A reader with a trusted key refuses something; what it holds stays as it is.
+
+    ``reason`` is one of: "unsigned"; "forged" (the signature is not of these bytes); "unknown key" (in no key list of
+    the trusted key); "not allowed" (the key has another role, or its versions are others); "not covered" (signatures
+    do not reach it); "rollback" (older than what was seen); "fork" (another history than what was seen); "stale" (older
+    than the reader allows). ``signer`` is the id of the key that is named in the object, if it names one.
+    """
+
+    def __init__(
+        self, problem: str, *, reason: Distrust, file: str | None = None, signer: str | None = None, hint: str
+    ):
+        super().__init__(problem, file=file, hint=hint)
+        self.reason: Distrust = reason
+        self.signer = signer
+
+
 class EngineError(WeightcastError):
     """A call to the inference engine at `url` failed."""
 
@@ -180,6 +203,14 @@ class EngineError(WeightcastError):
 
 class EngineGoneError(EngineError):
     """The engine does not answer: it has not started yet, or it is dead."""
+
+
+class EngineBusyError(EngineError):
+    """Another agent, named by ``holder``, owns the engine."""
+
+    def __init__(self, problem: str, *, url: str, holder: str, hint: str | None = None):
+        super().__init__(problem, url=url, hint=hint)
+        self.holder = holder
 
 
 class MisfitError(EngineError):

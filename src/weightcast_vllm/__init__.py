@@ -1,4 +1,4 @@
-"""The entry point that vLLM loads in each of its processes, chosen or not: it names our backend, and that is all.
+"""What vLLM finds of weightcast: an entry point, which only names our backend, and a middleware for its API server.
 
 It is no part of the package `weightcast`, whose import takes seconds and brings numba: vLLM 0.32 on a CPU looks into
 every module that is there when a worker begins, and stumbles over numba's.
@@ -7,6 +7,7 @@ every module that is there when a worker begins, and stumbles over numba's.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 BACKEND = "weightcast"
 
@@ -20,3 +21,15 @@ def register() -> None:
         return
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, "weightcast.engine.vllm.backend", "WeightcastEngine")
+
+
+class Middleware:
+    """For ``--middleware weightcast_vllm.Middleware``; the real one is imported when it is used."""
+
+    def __init__(self, app: Any):
+        from weightcast.engine.vllm.middleware import Middleware as Real
+
+        self._real = Real(app)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._real(scope, receive, send)

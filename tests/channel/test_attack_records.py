@@ -57,7 +57,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
     chain = Chain.open(store)
     head = chain.head()
     assert head is not None
-    put_heartbeat(chain, Heartbeat("host", head.position, 1.5, "an error"))
+    put_heartbeat(chain, Heartbeat("host", head.position, 1.5, "an error", seconds={"fetch": 0.5}))
     return store
 
 

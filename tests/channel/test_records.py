@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from weightcast.channel.keys import (
     DeltaObject,
     Position,
+    SquashObject,
     anchor_folder,
     check_name,
     delta_key,
@@ -95,6 +96,10 @@ def test_other_records_round_trip() -> None:
     assert head_from_json(head_to_json(POSITION)) == POSITION
     beat = Heartbeat("host", POSITION, 2.5, "the bucket is gone")
     assert load_record(Heartbeat, dump_record(beat)) == beat
+    assert b"seconds" not in dump_record(beat)
+    timed = Heartbeat("host", POSITION, 2.5, pause=0.005, seconds={"fetch": 0.25, "apply": 0.125})
+    assert load_record(Heartbeat, dump_record(timed)) == timed
+    assert b'"seconds":{"apply":0.125,"fetch":0.25}' in dump_record(timed)
     lease = Lease("trainer", "host", 1, 2.5)
     assert load_record(Lease, dump_record(lease)) == lease
 
@@ -108,8 +113,9 @@ def test_keys_round_trip(one: int, other: int) -> None:
         key = delta_key(Position(one, A), B, folder)
         delta = key if folder is None else key.removesuffix(f"{B[:16]}.safetensors")
         assert read_delta_key(key) == DeltaObject(one, A[:16], delta)
-    squash = read_squash_key(squash_key(low, Position(high, A), B))
-    assert squash == ((low, high, A[:16], B) if low < high else None)
+    for signature in (None, (A[:16], "-_" * 43)):
+        squash = read_squash_key(squash_key(low, Position(high, A), B, signature))
+        assert squash == (SquashObject(low, high, A[:16], B, signature) if low < high else None)
     place = read_anchor_key(anchor_folder(Position(one, A), B) + "config.json")
     assert place is not None
     assert (place.version, place.digest, place.name) == (one, A[:16], "config.json")
@@ -184,6 +190,28 @@ LIES: dict[str, dict[str, Any]] = {
 def test_false_manifest_is_refused(lie: str) -> None:
     with pytest.raises(FormatError):
         load_record(Manifest, lied(dump_record(MANIFEST), **LIES[lie]))
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        {},
+        [["fetch", 1.0]],
+        {"fetch": -1.0},
+        {"fetch": "1"},
+        {"fetch": 1e300},
+        {"fetch\u001b[2J": 1.0},
+        {"": 1.0},
+        {"f" * 21: 1.0},
+        {chr(97 + i // 26) + chr(97 + i % 26): 1.0 for i in range(33)},
+    ],
+    ids=["none", "a list", "negative", "text", "for ever", "a name that acts", "no name", "a long name", "too many"],
+)
+def test_false_phases_of_a_heartbeat_are_refused(seconds: object) -> None:
+    beat = dump_record(Heartbeat("host", POSITION, 2.5, seconds={"fetch": 1.0}))
+    assert load_record(Heartbeat, beat).seconds == {"fetch": 1.0}
+    with pytest.raises(FormatError, match="impossible"):
+        load_record(Heartbeat, lied(beat, seconds=seconds))
 
 
 def test_manifest_without_a_base_names_an_anchor_of_its_own_position() -> None:

@@ -17,7 +17,7 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import put_heartbeat
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Heartbeat
-from weightcast.cli.console import EXIT_CODES, EXIT_CODES_HELP, SHORT
+from weightcast.cli.console import EXIT_CODES, EXIT_CODES_HELP, SHORT, UNPROVEN
 from weightcast.cli.verbs import VERBS
 from weightcast.cli.wording import ago, count, moment_named, natural, ranges, ratio, seconds, size, span
 from weightcast.errors import AccessError, ChannelError, ConflictError, StoreError, UsageError
@@ -57,7 +57,7 @@ def test_exit_codes_are_distinct_and_documented() -> None:
         assert order.index(kind) < order.index(parent)
     assert len(set(EXIT_CODES.values())) == len(EXIT_CODES)
     documented = {int(code) for code in re.findall(r"(?:: |; )(\d+) ", EXIT_CODES_HELP)}
-    assert documented == {0, 1, SHORT, 130, *EXIT_CODES.values()}
+    assert documented == {0, 1, SHORT, UNPROVEN, 130, *EXIT_CODES.values()}
     assert "Exit codes" in run("--help").out
 
 

@@ -15,12 +15,11 @@ from typing import IO, Any
 
 import pytest
 from cases import same_bits
-from channels import small_model, train
+from channels import LiveChannel
 from fake_clock import FakeClock
 from typer.testing import CliRunner
 
 import weightcast as wc
-from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
 from weightcast.channel.keys import Position
 from weightcast.cli import app
@@ -33,33 +32,9 @@ PROGRAM = [sys.executable, "-m", "weightcast"]
 SHORT = 13
 
 
-class Channel:
-    """A channel in a folder, whose trainer is in this process."""
-
-    def __init__(self, folder: Path):
-        self.url = folder / "channel"
-        self.model = small_model()
-        wc.init(self.url, self.model)
-        self.states = [wc.Arrays.copy_of(self.model)]
-
-    def publish(self) -> int:
-        train(self.model, len(self.states))
-        with wc.Publisher(self.url, wc.Arrays.copy_of(self.states[-1]), threads=1) as publisher:
-            publisher.publish(weights=self.model).result(30)
-        self.states.append(wc.Arrays.copy_of(self.model))
-        return len(self.states) - 1
-
-    @property
-    def chain(self) -> Chain:
-        return Chain.open(open_store(self.url))
-
-    def position(self, version: int) -> Position:
-        return self.chain.manifest(version).position
-
-
 @pytest.fixture
-def channel(tmp_path: Path) -> Channel:
-    return Channel(tmp_path)
+def channel(tmp_path: Path) -> LiveChannel:
+    return LiveChannel(tmp_path)
 
 
 def run(*arguments: object) -> tuple[int, dict[str, Any]]:
@@ -69,7 +44,7 @@ def run(*arguments: object) -> tuple[int, dict[str, Any]]:
 
 
 @contextmanager
-def following(channel: Channel, folder: Path, command: str) -> Iterator[subprocess.Popen[str]]:
+def following(channel: LiveChannel, folder: Path, command: str) -> Iterator[subprocess.Popen[str]]:
     """`pull --follow --exec` as a process; its events are lines of JSON."""
     arguments = [*PROGRAM, "pull", str(channel.url), str(folder), "--follow", "--every", "0.05", "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -90,7 +65,7 @@ def event(stream: IO[str] | None) -> dict[str, Any]:
 # -- once --------------------------------------------------------------------------------------------------------------
 
 
-def test_command_that_failed_is_run_by_the_next_pull(channel: Channel, tmp_path: Path) -> None:
+def test_command_that_failed_is_run_by_the_next_pull(channel: LiveChannel, tmp_path: Path) -> None:
     folder, log = tmp_path / "replica", tmp_path / "log"
     command = f"echo $WEIGHTCAST_VERSION >> {log}; test -e {tmp_path}/ready"
     for code in (1, 1, 0, 0):
@@ -103,13 +78,13 @@ def test_command_that_failed_is_run_by_the_next_pull(channel: Channel, tmp_path:
     assert ran.position == channel.position(0)
 
 
-def test_another_command_is_run(channel: Channel, tmp_path: Path) -> None:
+def test_another_command_is_run(channel: LiveChannel, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run("pull", channel.url, tmp_path / "replica", "--exec", f"touch {tmp_path}/{name}")
         assert (tmp_path / name).exists()
 
 
-def test_command_runs_for_an_earlier_version_too(channel: Channel, tmp_path: Path) -> None:
+def test_command_runs_for_an_earlier_version_too(channel: LiveChannel, tmp_path: Path) -> None:
     channel.publish()
     command = f"echo $WEIGHTCAST_VERSION >> {tmp_path}/log"
     for version in (1, 0, 1):
@@ -117,7 +92,7 @@ def test_command_runs_for_an_earlier_version_too(channel: Channel, tmp_path: Pat
     assert (tmp_path / "log").read_text().split() == ["1", "0", "1"]
 
 
-def test_files_cannot_change_while_a_command_runs(channel: Channel, tmp_path: Path) -> None:
+def test_files_cannot_change_while_a_command_runs(channel: LiveChannel, tmp_path: Path) -> None:
     """The lock is shared: writers wait, readers do not."""
     folder = tmp_path / "replica"
     lock = "$WEIGHTCAST_FOLDER/.weightcast/lock"
@@ -125,7 +100,7 @@ def test_files_cannot_change_while_a_command_runs(channel: Channel, tmp_path: Pa
     assert run("pull", channel.url, folder, "--exec", command)[0] == 0
 
 
-def test_damaged_head_has_an_exit_code_of_its_own(channel: Channel, tmp_path: Path) -> None:
+def test_damaged_head_has_an_exit_code_of_its_own(channel: LiveChannel, tmp_path: Path) -> None:
     channel.publish()
     channel.publish()
     path = channel.url / channel.chain.manifest(2).objects[0].key
@@ -150,7 +125,7 @@ def test_damaged_head_has_an_exit_code_of_its_own(channel: Channel, tmp_path: Pa
 # -- for ever ----------------------------------------------------------------------------------------------------------
 
 
-def test_follower_killed_while_its_command_runs_runs_it_again(channel: Channel, tmp_path: Path) -> None:
+def test_follower_killed_while_its_command_runs_runs_it_again(channel: LiveChannel, tmp_path: Path) -> None:
     folder, log, mark = tmp_path / "replica", tmp_path / "log", tmp_path / "mark"
     os.mkfifo(mark)
     command = f"echo $WEIGHTCAST_VERSION >> {log}; echo > {mark}; test -e {tmp_path}/ready || sleep 5"
@@ -168,7 +143,7 @@ def test_follower_killed_while_its_command_runs_runs_it_again(channel: Channel, 
     assert log.read_text().split() == ["0", "0"]
 
 
-def test_failing_command_is_tried_again_until_it_succeeds(channel: Channel, tmp_path: Path) -> None:
+def test_failing_command_is_tried_again_until_it_succeeds(channel: LiveChannel, tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = f"echo $WEIGHTCAST_VERSION >> {log}; test $(wc -l < {log}) -ge 2"
     with following(channel, tmp_path / "replica", command) as child:
@@ -187,7 +162,7 @@ def test_failing_command_is_tried_again_until_it_succeeds(channel: Channel, tmp_
 
 
 def test_signal_right_after_the_command_does_not_lose_its_result(
-    channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    channel: LiveChannel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(fields: dict[str, Any]) -> None:
         if fields["event"] == "command":
@@ -201,7 +176,7 @@ def test_signal_right_after_the_command_does_not_lose_its_result(
     assert (beat.ran, beat.error) == (0, None)
 
 
-def test_output_of_a_command_stays_out_of_the_json_stream(channel: Channel, tmp_path: Path) -> None:
+def test_output_of_a_command_stays_out_of_the_json_stream(channel: LiveChannel, tmp_path: Path) -> None:
     """Whole lines, half lines, and whatever other files of ours a child might find open."""
     others = 'for fd in 3 4 5 6 7 8 9; do eval "echo stray >&$fd" 2>/dev/null; done'
     command = f"echo line; printf half; echo complaint >&2; {others}; (sleep 0.05; echo late) & true"
@@ -268,7 +243,7 @@ def test_malformed_record_of_a_command_counts_as_not_run(mirror: Path, data: byt
 # -- replicas ----------------------------------------------------------------------------------------------------------
 
 
-def test_forget_deletes_a_heartbeat(channel: Channel, tmp_path: Path) -> None:
+def test_forget_deletes_a_heartbeat(channel: LiveChannel, tmp_path: Path) -> None:
     run("pull", channel.url, tmp_path / "replica", "--replica", "old-host")
     assert [row["name"] for row in run("status", channel.url)[1]["replicas"]] == ["old-host"]
     assert run("forget", channel.url, "old-host") == (0, {"forgotten": "old-host"})
@@ -281,7 +256,7 @@ def test_forget_deletes_a_heartbeat(channel: Channel, tmp_path: Path) -> None:
 # -- where a folder stands ---------------------------------------------------------------------------------------------
 
 
-def test_digest_and_status_of_a_mirror_distinguish_files_and_log(channel: Channel, tmp_path: Path) -> None:
+def test_digest_and_status_of_a_mirror_distinguish_files_and_log(channel: LiveChannel, tmp_path: Path) -> None:
     folder = tmp_path / "replica"
     run("pull", channel.url, folder, "--exec", "true")
     channel.publish()

@@ -232,6 +232,14 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield from (("tag", url, 1, f"t{CLEAR}"), ("tag", url, 1, "release"), ("tag", url), ("tag", gone))
     yield from (("compare", url, 0, 1), ("compare", url, 0, 99), ("compare", gone, 0, 1), ("cache",))
     yield from (("repair", url), ("repair", gone), ("forget", url, f"r{CLEAR}"), ("forget", gone, "r"))
+    yield from (("copy", url, tmp_path / f"copy{CLEAR}"), ("copy", gone, tmp_path / "y"), ("copy", url, url))
+    history, key = tmp_path / f"run{TITLE}{CLEAR}", tmp_path / f"key{CLEAR}"
+    shutil.copytree(world.new, history / "checkpoint-1")
+    yield from (("import", tmp_path / f"i{CLEAR}", history), ("import", url, gone), ("import", url, history))
+    yield from (("export", url, tmp_path / f"e{CLEAR}"), ("export", gone, gone), ("export", url, gone, "--step", 99))
+    yield from (("key", "new", key), ("key", "show", key), ("key", "show", gone), ("key", "new", key))
+    yield from (("key", "show", url, "--trust", f"{key}.pub"), ("pull", url, tmp_path / "z", "--trust", CLEAR))
+    yield ("key", "add", url, CLEAR, "--role", "writer", "--sign", key)
 
 
 def test_no_verb_lets_text_from_outside_act_on_the_terminal(world: World, tmp_path: Path) -> None:

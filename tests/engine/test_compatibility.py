@@ -11,8 +11,8 @@ from weightcast.errors import UsageError
 
 
 def test_other_releases_of_vllm_are_refused_by_name() -> None:
-    refuse_other_vllm("0.32.0")
-    refuse_other_vllm("0.32.1")
-    for version in ("0.31.2", "0.33.0", "1.0"):
-        with pytest.raises(UsageError, match=rf"{version}.*Install vLLM 0\.32\.x"):
+    for version in ("0.31.0", "0.32.0", "0.32.1"):
+        refuse_other_vllm(version)
+    for version in ("0.30.2", "0.33.0", "1.0"):
+        with pytest.raises(UsageError, match=rf"{version}.*Install vLLM 0\.31\.x, 0\.32\.x"):
             refuse_other_vllm(version)

@@ -20,6 +20,7 @@ from local_engine import Local, Training  # noqa: E402
 
 from weightcast.engine.agent import Agent  # noqa: E402
 from weightcast.engine.endpoint import Endpoint, Watch  # noqa: E402
+from weightcast.events.metrics import Metrics  # noqa: E402
 
 CONNECTIONS, WAITING = 64, 32
 
@@ -27,7 +28,7 @@ CONNECTIONS, WAITING = 64, 32
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
     with closing(Training(tmp_path)) as training:
-        yield Watch(Agent(training.url, Local(training.weights), tmp_path / "mirror"))
+        yield Watch(Agent(training.url, Local(training.weights), tmp_path / "mirror"), Metrics())
 
 
 @pytest.fixture
@@ -72,8 +73,9 @@ def metrics(endpoint: Endpoint) -> dict[str, float]:
 
 def test_metrics_have_units_in_their_names_and_the_agents_values(tmp_path: Path) -> None:
     with closing(Training(tmp_path)) as training:
-        agent = Agent(training.url, Local(training.weights), tmp_path / "mirror")
-        watch = Watch(agent)
+        kept = Metrics()
+        agent = Agent(training.url, Local(training.weights), tmp_path / "mirror", on_event=kept)
+        watch = Watch(agent, kept)
         with agent, closing(Endpoint(watch, "127.0.0.1", 0, None)) as endpoint:
             unknown = metrics(endpoint)
             assert unknown["weightcast_version"] == -1
@@ -94,7 +96,8 @@ def test_metrics_have_units_in_their_names_and_the_agents_values(tmp_path: Path)
         "weightcast_written_elements_total": update.changed,
         "weightcast_errors_total": 1,
         "weightcast_pause_seconds_count": 1,
-        'weightcast_phase_seconds_count{phase="apply"}': 1,
+        'weightcast_phase_seconds_count{phase="apply",role="engine"}': 1,
+        'weightcast_applied_version{role="engine"}': 1,
     }
     assert {name: found.get(name) for name in expected} == expected
 

@@ -210,6 +210,21 @@ def test_missing_or_contradicting_parts_are_reported(workers: list[BoxDigest], p
     assert combine(SPEC, workers).problem == problem
 
 
+@given(
+    st.lists(
+        st.tuples(*[st.tuples(st.integers(0, 5), st.integers(1, 3), st.integers(1, 3))] * 2), min_size=2, max_size=5
+    )
+)
+def test_overlap_is_found_whatever_the_order(ranges: list[tuple[tuple[int, int, int], ...]]) -> None:
+    spec = TensorSpec("x", "U8", (12, 12))
+    boxes = [Box(tuple(Range(*one) for one in box)) for box in ranges]
+    grid = np.zeros((12, 12), int)
+    for box in set(boxes):
+        grid[tuple(slice(one.start, one.last + 1, one.step) for one in box.ranges)] += 1
+    problem = combine(spec, [BoxDigest(box, 0) for box in boxes]).problem
+    assert ("overlap" in (problem or "")) == bool((grid > 1).any())
+
+
 @pytest.mark.parametrize("box", [whole((24,)), whole((4, 7)), Box((Range(-1, 4), Range(0, 6)))])
 def test_boxes_of_another_shape_are_refused(box: Box) -> None:
     with pytest.raises(UsageError, match="not inside"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
-from weightcast.engine.vllm.middleware import WeightVersions
+import pytest
+
+from weightcast.engine.vllm.middleware import LISTEN, Middleware, controlled
 
 
 class Client:
@@ -18,7 +21,9 @@ class Client:
         return self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
 
 
-def asked(client: Client, path: str = "/v1/completions", **headers: str) -> tuple[int, str | None]:
+def asked(
+    client: Client, path: str = "/v1/completions", keys: tuple[str, ...] = (), most_waiting: int = 10, **headers: str
+) -> tuple[int, str | None]:
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -31,10 +36,10 @@ def asked(client: Client, path: str = "/v1/completions", **headers: str) -> tupl
     async def receive() -> Any:
         raise AssertionError
 
-    state = type("State", (), {"engine_client": client})
+    state = type("State", (), {"engine_client": client, "args": type("Args", (), {"api_key": keys})})
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "path": path, "headers": pairs, "app": type("App", (), {"state": state})}
-    asyncio.run(WeightVersions(app)(scope, receive, send))
+    asyncio.run(Middleware(app, most_waiting)(scope, receive, send))
     return sent[0]["status"], dict(sent[0]["headers"]).get(b"x-weight-version", b"").decode() or None
 
 
@@ -52,3 +57,36 @@ def test_request_waits_for_its_version() -> None:
     assert asked(Client("default"), x_weight_version_at_least="0", x_weight_version_wait="0") == (503, None)
     for bad in ("-1", "x", "9" * 13):
         assert asked(Client("6"), x_weight_version_at_least=bad) == (400, None)
+
+
+def test_only_requests_with_the_api_key_wait() -> None:
+    """Whoever has none must not occupy the server; vLLM itself refuses it."""
+    for given in ({}, {"authorization": "Bearer other"}, {"authorization": "key"}):
+        client = Client("6")
+        assert asked(client, keys=("key", "more"), x_weight_version_at_least="7", **given) == (200, None)
+        assert client.asked == 0
+    for given in ({"authorization": "Bearer key"}, {"authorization": "bearer more"}):
+        assert asked(Client("7"), keys=("key", "more"), x_weight_version_at_least="7", **given) == (200, "7")
+
+
+def test_number_of_waiting_requests_is_bounded() -> None:
+    assert asked(Client("6"), most_waiting=0, x_weight_version_at_least="7", x_weight_version_wait="60") == (503, None)
+
+
+@pytest.mark.parametrize("port", ["127.0.0.1:9000", "99999", "\u00b2"])
+def test_port_that_is_none_is_not_replaced_by_a_socket(
+    port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(LISTEN, port)
+    config = SimpleNamespace(
+        weight_transfer_config=SimpleNamespace(backend="weightcast"),
+        parallel_config=SimpleNamespace(_api_process_rank=0),
+    )
+    state = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=config), args=SimpleNamespace(port=8000))
+
+    async def start() -> None:
+        async with controlled(state):
+            pass
+
+    asyncio.run(start())
+    assert "is not a port" in caplog.text

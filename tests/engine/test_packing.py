@@ -28,9 +28,10 @@ from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
     pair=st.sampled_from([1, 2]),
     first=st.integers(0, 8),
     count=st.integers(1, 8),
+    turned=st.booleans(),
 )
 def test_packed_stack_is_read_through_its_layout(
-    rows: int, columns: int, group: int, pair: int, first: int, count: int
+    rows: int, columns: int, group: int, pair: int, first: int, count: int, turned: bool
 ) -> None:
     def pack(matrix: np.ndarray) -> np.ndarray:
         split = matrix.reshape(rows // group, group, columns // pair, pair)
@@ -40,13 +41,13 @@ def test_packed_stack_is_read_through_its_layout(
     assert places is not None
     packing = packing_of(places)
     assert packing is not None
-    shape = (count, columns)
+    shape = (columns, count) if turned else (count, columns)
     table = TensorTable.of([TensorSpec("a", "BF16", shape), TensorSpec("b", "BF16", shape)])
     model = model_of(p=torch.zeros(2, rows, columns, dtype=torch.bfloat16))
 
     def load(given: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, tensor in given:
-            model.p.data[int(name == "b"), first : first + count].copy_(tensor)
+            model.p.data[int(name == "b"), first : first + count].copy_(tensor.t() if turned else tensor)
 
     layout = repacked(learn(model, load, table), ["p"], packing)
     assert not layout.unknown

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Hashable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,7 +21,8 @@ import weightcast as wc  # noqa: E402
 from weightcast.engine.box_digests import combine  # noqa: E402
 from weightcast.engine.layout import Steps  # noqa: E402
 from weightcast.engine.live import LiveParameters  # noqa: E402
-from weightcast.engine.part_digests import chunks, digest_on_device, digest_on_host  # noqa: E402
+from weightcast.engine.part_digests import DigestReader, chunks, digest_on_device, digest_on_host  # noqa: E402
+from weightcast.torch.strided import Strided  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -40,6 +44,44 @@ def test_chunks_cover_every_element_once(loops: list[tuple[int, int, int]], most
 def test_long_loop_is_walked_in_few_chunks() -> None:
     for loops in ([[1001, 1, 1]], [[3, 2000, 1], [990, 2, 3]], [[500, 7, 1], [2, 1, 500]]):
         assert 10 <= len(list(chunks(Steps(0, 0, np.array(loops)), CPU, 100))) <= 30
+
+
+class Launched:
+    """In place of a launch on a GPU: the digest of a part is its source."""
+
+    def __init__(self, parts: list[Strided]):
+        self._parts = parts
+
+    def read(self) -> list[int]:
+        return [part.source for part in self._parts]
+
+
+class Key:
+    """Of a part. While it is compared for the first time, another thread may read other parts."""
+
+    def __init__(self, meanwhile: Callable[[], object] | None = None):
+        self._meanwhile = meanwhile
+
+    def __eq__(self, other: object) -> bool:
+        act, self._meanwhile = self._meanwhile, None
+        if act is not None:
+            act()
+        return isinstance(other, Key)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_parts_that_are_read_by_two_threads_are_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("parts")
+    module.PartDigests = Launched  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "weightcast.torch.kernels.parts", module)
+    words, loops = torch.zeros(4, dtype=torch.int16), np.ones((1, 3), np.int64)
+    mine, other = Strided(words, 1, 0, loops), Strided(words, 2, 0, loops)
+    reader = DigestReader[Hashable](1, lambda _: True)
+    first = Key(lambda: reader.read({"other": other}))
+    assert [*reader.read({first: mine}).values()] == [1]
+    assert [*reader.read({Key(): mine}).values()] == [1]
 
 
 @pytest.mark.parametrize("most", [1, 7, 100, 1 << 22])

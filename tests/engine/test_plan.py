@@ -26,7 +26,7 @@ def state(
     changing: bool = False,
 ) -> EngineState:
     fit = Fit(absent=absent, trusted=trusted)
-    return EngineState(("w0",), position, changing, None, False, 1, "t", True, (0,), fit)
+    return EngineState(("w0",), position, changing, 1, "t", True, (0,), fit)
 
 
 def changes(*names: str) -> Fingerprint:

@@ -34,7 +34,6 @@ from weightcast.engine.messages import (  # noqa: E402
     ReadFit,
     ReadJob,
     Request,
-    SetPosition,
     StagePatches,
     Survey,
     SurveyResult,
@@ -53,6 +52,7 @@ from weightcast.engine.state import read_state  # noqa: E402
 from weightcast.engine.worker import EngineWorker  # noqa: E402
 from weightcast.errors import EngineError, FormatError  # noqa: E402
 from weightcast.format.boxes import Box, Range  # noqa: E402
+from weightcast.format.cut import MAX_PARTS, Cut  # noqa: E402
 from weightcast.format.spec import TensorSpec, TensorTable  # noqa: E402
 
 # -- round trips -------------------------------------------------------------------------------------------------------
@@ -77,6 +77,7 @@ PLAIN: dict[Any, st.SearchStrategy] = {
     Position: positions,
     BoxDigest: boxes,
     Channel: st.just(CHANNEL),
+    Cut: st.builds(Cut, texts, st.integers(0, 63), st.integers(1, MAX_PARTS)),
 }
 
 
@@ -335,27 +336,18 @@ def test_worker_never_raises(training: Training) -> None:
     assert decode_answer(worker.answer(encode(ReadJob("a")))) == JobReport("gone")
 
 
-@pytest.mark.parametrize("text", ["", "{}", encode(Hello()), changed(Hello(), protocol=9)])
-def test_malformed_update_fails_without_writing(text: str, training: Training) -> None:
-    engine = Local(training.weights)
-    for worker in engine.workers:
-        worker.apply(text)
-    state = read_state(engine, training.weights.table)
-    assert state.failed
-    assert not state.changing
-
-
 # -- reports that contradict the table ---------------------------------------------------------------------------------
 
 
 def answering(engine: Local, answers: dict[type, list[Any]]) -> None:
     """Have some requests answered with what the test gives."""
-    real = engine.ask
+    real = engine.exchange
 
-    def ask(request: Request[Any]) -> Any:
-        return answers[type(request)] if type(request) in answers else real(request)
+    def exchange(text: str) -> list[str]:
+        given = answers.get(type(decode_request(text)))
+        return real(text) if given is None else [encode(one) for one in given]
 
-    engine.ask = ask  # type: ignore[method-assign]
+    engine.exchange = exchange  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -403,6 +395,7 @@ def test_missing_rank_is_an_error(training: Training) -> None:
 
 def test_workers_at_different_positions_are_a_mix(training: Training) -> None:
     engine = Local(training.weights)
-    engine.workers[0].answer(encode(SetPosition(Position(1, "a" * 64))))
+    one, other = engine.ask(Hello())
+    answering(engine, {Hello: [replace(one, position=Position(1, "a" * 64)), other]})
     state = read_state(engine, training.weights.table)
     assert (state.position, state.changing, state.fit) == (None, True, Fit())

@@ -117,13 +117,36 @@ def test_engine_that_cannot_reload_but_can_be_patched_follows(training: Training
 # -- tensors and parameters without each other -------------------------------------------------------------------------
 
 
+def test_tensor_without_a_place_is_refused_unless_a_part_is_allowed(training: Training, tmp_path: Path) -> None:
+    engine = Local(training.weights, saved(training.weights, tmp_path / "begun"), skips="norm")
+    with attached(training, engine, tmp_path) as agent, pytest.raises(MisfitError) as refused:
+        agent.step()
+    assert "no place for 1 tensor of the channel: norm" in str(refused.value)
+    assert "--allow-partial" in (refused.value.hint or "")
+    assert set(engine.calls) == {"hello", "survey"}
+    assert engine.served == "default"
+
+
+def test_channel_without_some_of_the_engines_tensors_is_followed_if_a_part_is_allowed(
+    training: Training, tmp_path: Path
+) -> None:
+    wc.init(tmp_path / "less", weights_of({name: one for name, one in SHAPES.items() if name != "norm"}))
+    engine = Local(training.weights, saved(training.weights, tmp_path / "begun"))
+    with Agent(str(tmp_path / "less"), engine, tmp_path / "mirror", allow_partial=True) as agent:
+        agent.step()
+        assert engine.served == "0"
+        proof = prove(engine, agent.subscriber.chain)
+        assert (proof.holds, dict(proof.uncovered)) == (True, {"norm": 8})
+        assert "to the last bit" not in proof.verdict
+
+
 def test_tensor_and_parameter_without_counterpart_are_named_once_and_never_verified(
     training: Training,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = Local(training.weights, saved(training.weights, tmp_path / "begun"), skips="norm")
-    with attached(training, engine, tmp_path) as agent:
+    with attached(training, engine, tmp_path, allow_partial=True) as agent:
         agent.step()
         training.step(1)
         agent.step()
@@ -170,3 +193,13 @@ def test_coverage_counts_every_element_and_no_padding() -> None:
         some = TensorTable.of([spec for spec in table if spec.name not in ("v", "experts.1.up", "scale")])
         assert learn(model, load, some).uncovered == {"qkv": 16, "w13": 24, "scale": 1}
         assert learn(model, load, TensorTable.of([TensorSpec("norm", "BF16", (9,))])).broken is not None
+
+
+def test_agent_that_is_refused_gives_the_engine_back(training: Training, tmp_path: Path) -> None:
+    wc.init(tmp_path / "wrong", weights_of(OTHERS["another shape"][0]))
+    engine = Local(training.weights)
+    with Agent(str(tmp_path / "wrong"), engine, tmp_path / "other") as wrong:
+        with pytest.raises(MisfitError):
+            wrong.step()
+        assert engine.report().owner is not None
+    assert engine.report().owner is None

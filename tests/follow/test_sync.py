@@ -24,7 +24,7 @@ def test_sync_applies_one_update_and_says_what_it_took(world: World) -> None:
         assert update is not None
         assert (update.before, update.position) == (head.base, head.position)
         assert (update.nbytes, update.short) == (head.nbytes, None)
-        assert update.seconds.keys() == {"find", "fetch", "apply"}
+        assert update.seconds.keys() == {"find", "fetch", "decode", "verify", "stage", "apply"}
         assert update.total_seconds == sum(update.seconds.values()) > 0
         assert subscriber.sync() is None
     assert same_bits(held, world.states[4])

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from boxed import columns, encode_cut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightcast as wc
 from weightcast.errors import FormatError, UsageError
 from weightcast.format.boxes import Box, Place, place_of
-from weightcast.format.cut import columns, cut_tensor, encode_cut
+from weightcast.format.coding import cut_tensor
 from weightcast.format.joined import JoinedPatch, joined, open_objects
 from weightcast.format.patch import Patch
+from weightcast.format.patch_layout import BLOCKS
 from weightcast.format.patchfile import PatchReader, encode_boxes
 from weightcast.format.safetensors import BytesSource
 from weightcast.format.spec import TensorSpec
@@ -123,6 +126,29 @@ def test_objects_of_two_versions_are_refused() -> None:
     _, other = objects(replace(patch, result="0" * 64), old, [[upper], [lower]], ["gap", "gap"])
     with pytest.raises(FormatError, match="lead from or to other weights"):
         JoinedPatch([first, other])
+
+
+def test_error_in_one_of_several_objects_names_it() -> None:
+    patch, old, (upper, lower) = halves()
+    places = {upper.label: upper, lower.label: lower}
+    good, bad = (
+        encode_boxes(
+            replace(patch, tensors=tuple(part for one in patch.tensors for _, part in cut_tensor(one, [place]))),
+            "gap",
+            places,
+            None,
+            ONE,
+        )
+        for place in (upper, lower)
+    )
+    header = int.from_bytes(bad[:8], "little")
+    begin, _ = json.loads(bad[8 : 8 + header])[BLOCKS]["data_offsets"]
+    damaged = bytearray(bad)
+    damaged[8 + header + begin] = 255  # so many bands are impossible
+    readers = [PatchReader(BytesSource(data, name)) for data, name in ((good, "good"), (bytes(damaged), "bad"))]
+    with pytest.raises(FormatError) as raised:
+        list(JoinedPatch(readers).tensors(old))
+    assert (raised.value.file, raised.value.tensor) == ("bad", "a")
 
 
 def test_boxes_that_disagree_about_their_tensor_are_refused() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import weightcast as wc
 from weightcast.errors import UsageError
 from weightcast.format.codec import CODECS
+from weightcast.format.codec.blocks import Window, decode_in_windows, some_blocks
 from weightcast.format.codec.ranks import rank_tensors
 from weightcast.format.kernels.bands import BLOCK
 from weightcast.format.kernels.tasks import RAW
@@ -231,3 +232,23 @@ def test_changes_are_found_past_2_to_32() -> None:
     indices, was, now = np.empty(200, np.int64), np.empty(200, np.uint16), np.empty(200, np.uint16)
     assert cpu.changes(old, new, 2**33, indices, was, now) == 2
     assert indices[:2].tolist() == [2**33 + 3, 2**33 + 199]
+
+
+@pytest.mark.parametrize("codec", ["gap", "banded"])
+def test_some_blocks_are_decoded_within_a_window_of_the_old_elements(codec: str) -> None:
+    old = gaussian(np.random.default_rng(2), 4 * BLOCK + 100)
+    new = moved(np.random.default_rng(3), old, 0.01)
+    data = wc.encode(wc.diff(one(old), one(new)), codec, one(old))
+    reader = PatchReader(BytesSource(data))
+    coded = reader.coded(reader.rows[0])
+    whole = wc.decode(data, one(old)).tensors[0]
+    for chosen, begin, end in (([1, 2], BLOCK, 3 * BLOCK), ([1, 3], BLOCK, 4 * BLOCK), ([3, 4], 3 * BLOCK, old.size)):
+        some = some_blocks(coded, np.isin(np.arange(5), chosen))
+        (patch,) = decode_in_windows([(some, Window(begin, old[begin:end].copy()))], ONE)
+        wanted = np.isin(whole.indices // BLOCK, chosen)
+        assert np.array_equal(patch.indices, whole.indices[wanted])
+        assert np.array_equal(patch.new, whole.new[wanted])
+        assert np.array_equal(patch.old, whole.old[wanted])
+        for first, last in ((begin + 1, end), (begin, end - 1)):
+            with pytest.raises(UsageError, match="outside of the old elements"):
+                decode_in_windows([(some, Window(first, old[first:last].copy()))], ONE)

@@ -37,7 +37,7 @@ from weightcast.errors import (  # noqa: E402
 
 def test_driven_engine_is_paused_once_per_sync_and_only_after_the_upload(opened: Opened, tmp_path: Path) -> None:
     weights = weights_of(SHAPES)
-    engine = Local(weights)
+    engine = Local(weights, ranks=1)
     store = Bucket(lambda _: engine.calls.append("commit"))
     transfer = opened(store, engine=engine, mirror=tmp_path / "mirror", dtype=None)
     transfer.init_weight_transfer()
@@ -53,7 +53,7 @@ def test_driven_engine_is_paused_once_per_sync_and_only_after_the_upload(opened:
         weights = changed(weights, 0.05, number)
         engine.calls.clear()
         done = sync(transfer, streamed())
-        must = ["streamed", "commit", "stage_patches", "pause", "update", "finish", "resume"]
+        must = ["streamed", "commit", "stage_coded", "pause", "apply_update", "clear", "name", "resume"]
         assert [call for call in engine.calls if call in must] == must
         assert (done.version, done.live) == (number, True)
         assert done.pause is not None

@@ -116,8 +116,8 @@ def test_restart_on_another_number_of_ranks_continues_the_chain(before: int, aft
     assert wc.fingerprint(followed(store)) == wc.fingerprint(whole(6))
 
 
-def test_restart_at_an_older_step_publishes_all_boxes() -> None:
-    """Nobody holds the head's weights any more, so nothing can be coded against them."""
+def test_restart_at_an_older_step_on_other_ranks_publishes_all_boxes() -> None:
+    """Nobody holds the boxes whole in which the head was coded, so nothing can be coded against it."""
     store = MemoryStore()
     train(store, 2, range(1, 6))
     train(store, 3, range(3, 7))

@@ -42,7 +42,7 @@ def killed_at(store: Store, victim: int, message: int, size: int = 3) -> list[ob
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # how a rank dies here
 @pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("message", range(0, 30, 3))
+@pytest.mark.parametrize("message", range(0, 75, 4))
 def test_rank_killed_at_any_message_costs_no_version(victim: int, message: int) -> None:
     store = MemoryStore()
     found = killed_at(store, victim, message)

@@ -9,23 +9,31 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sharded_runs  # noqa: E402
-from sharded_models import run_together, run_with_a_victim  # noqa: E402
+from sharded_models import FORKED, run_together, start_forking  # noqa: E402
 
-from weightcast.channel.chain import Chain  # noqa: E402
-from weightcast.store.file import FileStore  # noqa: E402
+TWO = [
+    sharded_runs.fsdp,
+    sharded_runs.fsdp_mixed_precision,
+    sharded_runs.fsdp_uneven,
+    sharded_runs.fsdp_of_fused_experts,
+    sharded_runs.ddp,
+]
+FOUR = [sharded_runs.fsdp_over_tensor_parallel, sharded_runs.hsdp, sharded_runs.experts_in_parallel]
 
-TWO = [sharded_runs.fsdp, sharded_runs.fsdp_mixed_precision, sharded_runs.fsdp_uneven, sharded_runs.ddp]
-FOUR = [sharded_runs.fsdp_over_tensor_parallel, sharded_runs.hsdp]
+
+@pytest.fixture(scope="module", autouse=True)
+def _forking() -> None:
+    start_forking()
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_together(2, TWO, tmp_path_factory.mktemp("two"))
+    return run_together(2, TWO, tmp_path_factory.mktemp("two"), FORKED)
 
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_together(4, FOUR, tmp_path_factory.mktemp("four"))
+    return run_together(4, FOUR, tmp_path_factory.mktemp("four"), FORKED)
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in TWO])
@@ -38,20 +46,9 @@ def test_versions_of_four_ranks(case: str, four_ranks: dict[str, str]) -> None:
     assert not four_ranks[case], four_ranks[case]
 
 
-@pytest.mark.parametrize(("moment", "victim"), [(0.05, 0), (0.1, 1), (0.23, 2), (0.4, 0)])
-def test_killed_rank_leaves_a_channel_that_goes_on(moment: float, victim: int, tmp_path: Path) -> None:
-    """SIGKILL of one of three ranks; then two ranks go on, and every version can be followed."""
-    channel, killed, again = tmp_path / "channel", tmp_path / "killed", tmp_path / "again"
-    killed.mkdir()
-    again.mkdir()
-    case = sharded_runs.UntilKilled(channel, moment, victim)
-    assert run_with_a_victim(3, case, killed, victim) == ["", ""]
-    before = Chain.open(FileStore(channel)).head()
-    assert before is not None
-    sharded_runs.followed(channel)
-    found = run_together(2, [sharded_runs.Again(channel)], again)["again"]
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("late", [sharded_runs.Late, sharded_runs.LateToSums])
+def test_rank_that_is_late_is_named_by_all_others(late: type[sharded_runs.Late], victim: int, tmp_path: Path) -> None:
+    """gloo ends all connections of a rank that gives up waiting, so the others must learn from it whom it missed."""
+    found = run_together(3, [late(victim)], tmp_path, FORKED)["late"]
     assert not found, found
-    after = Chain.open(FileStore(channel)).head()
-    assert after is not None
-    assert after.position.version > before.position.version
-    sharded_runs.followed(channel)

@@ -9,6 +9,8 @@ from cases import gaussian, moved
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.keys import Position
+from weightcast.store import open_store
 from weightcast.store.base import Store
 
 
@@ -61,3 +63,27 @@ def head_of(store: Store) -> wc.Position:
     head = Chain.open(store).head()
     assert head is not None
     return head.position
+
+
+class LiveChannel:
+    """A channel in a folder, whose trainer is in this process."""
+
+    def __init__(self, folder: Path):
+        self.url = folder / "channel"
+        self.model = small_model()
+        wc.init(self.url, self.model)
+        self.states = [wc.Arrays.copy_of(self.model)]
+
+    def publish(self) -> int:
+        train(self.model, len(self.states))
+        with wc.Publisher(self.url, wc.Arrays.copy_of(self.states[-1]), threads=1) as publisher:
+            publisher.publish(weights=self.model).result(30)
+        self.states.append(wc.Arrays.copy_of(self.model))
+        return len(self.states) - 1
+
+    @property
+    def chain(self) -> Chain:
+        return Chain.open(open_store(self.url))
+
+    def position(self, version: int) -> Position:
+        return self.chain.manifest(version).position

@@ -9,7 +9,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from weightcast.torch.kernels import triton_coding, triton_marking, triton_order, triton_reading, triton_writing
+from weightcast.torch.kernels import (
+    triton_coding,
+    triton_marking,
+    triton_order,
+    triton_parts,
+    triton_reading,
+    triton_writing,
+)
 from weightcast.torch.kernels.triton import SUB, TILE
 
 BITS = {  # of an element; the address of its words, and its traits
@@ -31,6 +38,11 @@ DECODING = {
     triton_reading.read_distances: {},
     triton_marking.gain: {"STEP": 64},
 }
+PLACING = {
+    triton_parts.gain_in_boxes: {"STEP": 64, "LOOPS": 2},
+    triton_parts.put_in_parts: {"STEP": 64, "LOOPS": 3},
+}
+DIGESTING = [{"TILE": TILE, "LOOPS": loops, "WIDE": loops == 3, "ALIGNED": loops == 0} for loops in (0, 1, 3)]
 ADDRESSES = {
     "ends": "*i64",
     "old": "*i64",
@@ -51,8 +63,8 @@ def compile_all(kernels: dict[Any, dict[str, Any]], **others: str) -> None:
     """``others`` are addresses of this set of kernels alone."""
     for kernel, steps in kernels.items():
         for width, (words, traits) in BITS.items():
-            addresses = {"was": words, "now": words, **ADDRESSES, **others}
-            given = {"WIDTH": width, **traits, **steps}
+            addresses = {"was": words, "now": words, "values": words, **ADDRESSES, **others}
+            given = {"WIDTH": width, "BITS": width, **traits, **steps}
             constants = {name: given[name] for name in kernel.arg_names if name in given}
             signature = {
                 name: "constexpr" if name in constants else addresses.get(name, "*i32") for name in kernel.arg_names
@@ -63,5 +75,9 @@ def compile_all(kernels: dict[Any, dict[str, Any]], **others: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["decoding"]:
         compile_all(DECODING, words="*i64", marks="*i64")
+        compile_all(PLACING, sources="*i64", firsts="*i64", loops="*i64")
+        for constants in DIGESTING:
+            tables = dict.fromkeys(("firsts", "sources", "sizes", "loops", "sums"), "*i64")
+            compile_all({triton_parts.digest_parts: constants}, **tables)
     else:
         compile_all(CODING)

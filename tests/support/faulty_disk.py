@@ -154,8 +154,9 @@ class FaultyDisk:
             if not self._inside(full):
                 return real(path, *rest, **options)
             self._turn(name, full)
-            done = real(path, *rest, **options)
-            self._note(_Op(((full, _Node() if name == "mkdir" else None),)))
+            with self._lock:  # else another thread uses a folder before it is accounted for
+                done = real(path, *rest, **options)
+                self._note(_Op(((full, _Node() if name == "mkdir" else None),)))
             return done
 
         return call
@@ -168,10 +169,11 @@ class FaultyDisk:
             if not (self._inside(a) or self._inside(b)):
                 return real(source, target, **options)
             self._turn(name, b)
-            done = real(source, target, **options)
-            node = self.tree.find(self._inner(a))
-            if node is not None:
-                self._note(_Op(((b, node),) if name == "link" else ((a, None), (b, node))))
+            with self._lock:
+                done = real(source, target, **options)
+                node = self.tree.find(self._inner(a))
+                if node is not None:
+                    self._note(_Op(((b, node),) if name == "link" else ((a, None), (b, node))))
             return done
 
         return call
@@ -182,9 +184,10 @@ class FaultyDisk:
         makes = flags & os.O_CREAT and self._inside(full) and not os.path.lexists(full)
         if makes:
             self._turn("open", full)
-        fd: int = real(path, flags, *rest, **options)
-        if makes:
-            self._note(_Op(((full, _Node(content=b"")),)))
+        with self._lock:
+            fd: int = real(path, flags, *rest, **options)
+            if makes:
+                self._note(_Op(((full, _Node(content=b"")),)))
         return fd
 
     def _io_open(self, file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **options: Any) -> Any:
@@ -198,9 +201,10 @@ class FaultyDisk:
             makes = not os.path.lexists(full)
             if makes:
                 self._turn("open", full)
-        raw = _RawFile(self, file, mode.replace("b", ""), opener)
-        if opener is None and makes:
-            self._note(_Op(((full, _Node(content=b"")),)))
+        with self._lock:
+            raw = _RawFile(self, file, mode.replace("b", ""), opener)
+            if opener is None and makes:
+                self._note(_Op(((full, _Node(content=b"")),)))
         return io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
 
     # -- what is durable ---------------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from boxed import columns, encode_cut
 from cases import Bag, gaussian, moved, random_bits
 from surgery import Parts, Stream
 
 from weightcast import Fingerprint, TensorSpec, anchor, diff, encode, fingerprint
-from weightcast.format.cut import columns, encode_cut
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,12 @@ def killer() -> Iterator[Killer]:
 
 
 def main() -> None:
-    from operations import ENDLESS, OPERATIONS
+    from operations import ENDLESS, IMPORT, OPERATIONS
 
     import weightcast
 
     weightcast.warm_up()
-    by_name = {operation.name: operation for operation in OPERATIONS + ENDLESS}
+    by_name = {operation.name: operation for operation in [*OPERATIONS, *ENDLESS, IMPORT]}
     for line in sys.stdin:
         name, root, at, after = json.loads(line)
         reading, writing = os.pipe()

@@ -1,10 +1,11 @@
-"""An engine of two workers in this process, and a trainer whose channel it follows. No vLLM."""
+"""An engine of a few workers in this process, and a trainer whose channel it follows. No vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from cases import Bag
@@ -14,27 +15,24 @@ from sharded_engine import SHAPES, Engine, Stream, stream, weights_of
 import weightcast as wc
 from weightcast.disk.checkpoint import save
 from weightcast.engine.agent import Agent
-from weightcast.engine.client import read_answers
+from weightcast.engine.client import LocalEngine
+from weightcast.engine.control import Control
 from weightcast.engine.learn import learn
-from weightcast.engine.messages import ApplyUpdate, Request
 from weightcast.engine.proof import prove
-from weightcast.engine.protocol import encode, kind_of
 from weightcast.engine.worker import EngineWorker
 
-A = TypeVar("A")
-RANKS = (0, 1)
+RANKS = 2
+"""Workers, unless a test wants another number."""
 
 
-class Local:
-    """Two workers, started with some weights, perhaps from a folder of them.
+class Local(LocalEngine):
+    """Some workers, started with some weights, perhaps from a folder of them.
 
     ``packed``: it reorders a parameter after loading. ``skips``: its loader ignores that tensor. ``traceable=False``:
     its loader cannot be traced. ``cannot_reload``: why it refuses to reload. ``available``: bytes of free host memory.
-    ``calls`` lists the kinds of all requests, and the calls to the engine itself. While ``loader_error`` is set, its
-    loader raises it.
+    ``calls`` lists the kinds of all requests to workers, and the calls to the engine itself; ``requests`` has those to
+    workers whole. While ``loader_error`` is set, its loader raises it.
     """
-
-    url = "a test"
 
     def __init__(
         self,
@@ -46,8 +44,11 @@ class Local:
         traceable: bool = True,
         cannot_reload: str | None = None,
         available: Callable[[], int] | None = None,
+        ranks: int = RANKS,
     ):
+        self._ranks = ranks
         self.calls: list[str] = []
+        self.requests: list[dict[str, Any]] = []
         self.paused = False
         self.served: str = "default"
         self.loader_error: Exception | None = None
@@ -55,14 +56,17 @@ class Local:
         self.workers: list[EngineWorker] = []
         self._packed, self._skips, self._traceable = packed, skips, traceable
         self._cannot_reload, self._available = cannot_reload, available
+        super().__init__(Control(Host(self), "a test"))
         self.restart(weights, folder)
 
-    def restart(self, weights: Bag, folder: Path | None = None) -> None:
+    def restart(self, weights: Bag, folder: Path | None = None, *, packed: bool | None = None) -> None:
         """Other processes under the same address: they know nothing of what was before."""
+        self._packed = self._packed if packed is None else packed
         self.models, self.workers = [], []
         self.paused, self.served = False, "default"
-        for rank in RANKS:
-            shard = Engine(rank, len(RANKS))
+        self._control = Control(Host(self), self.url)  # of another process, too
+        for rank in range(self._ranks):
+            shard = Engine(rank, self._ranks)
             model = shard.make()
             shard.load(model, stream(weights))
             if self._packed:
@@ -92,23 +96,28 @@ class Local:
             reload,
             str(folder or "nowhere"),
             rank,
-            len(RANKS),
+            self._ranks,
             lambda: self._cannot_reload,
             self._available,
+            moved={"gate_up"} if self._packed else (),
         )
 
-    def ask(self, request: Request[A]) -> list[A]:
-        self.calls.append(kind_of(type(request)))
-        return read_answers(request, self.exchange(encode(request)), self.url)
+    @property
+    def control(self) -> Control:
+        """As in the engine's own process."""
+        return self._control
 
-    def exchange(self, text: str) -> Iterable[str]:
+    def other(self) -> LocalEngine:
+        """The same engine, as another agent reaches it."""
+        return LocalEngine(self._control)
+
+    def exchange(self, text: str) -> list[str]:
         """A request to all workers, and their answers, as they are on the wire."""
+        self.requests.append(json.loads(text))
+        self.calls.append(self.requests[-1]["kind"])
         return [one.answer(text) for one in self.workers]
 
-    def is_paused(self) -> bool:
-        return self.paused
-
-    def pause(self, clear_cache: bool) -> None:
+    def pause(self) -> None:
         self.calls.append("pause")
         self.paused = True
 
@@ -116,18 +125,41 @@ class Local:
         self.calls.append("resume")
         self.paused = False
 
-    def update(self, update: ApplyUpdate) -> None:
+    def clear_caches(self) -> None:
         assert self.paused
-        self.calls.append("update")
-        for one in self.workers:
-            one.apply(encode(update))
-
-    def finish(self, version: str | None) -> None:
-        self.calls.append("finish")
-        self.served = self.served if version is None else version
+        self.calls.append("clear")
 
     def name_version(self, version: str) -> None:
+        self.calls.append("name")
         self.served = version
+
+
+class Host:
+    """A `Local` as its own process reaches it. Tests replace methods of the `Local`."""
+
+    def __init__(self, local: Local):
+        self._local = local
+
+    def exchange(self, text: str) -> list[str]:
+        return self._local.exchange(text)
+
+    def is_paused(self) -> bool:
+        return self._local.paused
+
+    def pause(self) -> None:
+        self._local.pause()
+
+    def resume(self) -> None:
+        self._local.resume()
+
+    def clear_caches(self) -> None:
+        self._local.clear_caches()
+
+    def served(self) -> str:
+        return self._local.served
+
+    def name_version(self, version: str) -> None:
+        self._local.name_version(version)
 
 
 def pack(model: torch.nn.Module) -> None:
@@ -151,16 +183,22 @@ def saved(weights: wc.Weights, folder: Path) -> Path:
 class Training:
     """A trainer and its channel."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, **options: Any):
         self.url = str(folder / "channel")
         self.weights = weights_of(SHAPES)
-        self._publisher = wc.Publisher(self.url, self.weights)
+        self._publisher = wc.Publisher(self.url, self.weights, **options)
 
     def step(self, seed: int, names: set[str] | None = None, density: float = 0.05) -> int:
         """Change some weights and publish them; the version."""
+        self.change(seed, names, density)
+        return self.publish()
+
+    def change(self, seed: int, names: set[str] | None = None, density: float = 0.05) -> None:
         new = changed(self.weights, density, seed, names)
         for spec in new.table:
             self.weights.write(spec.name, new.read(spec.name))
+
+    def publish(self) -> int:
         return self._publisher.publish().result(60).position.version
 
     def close(self) -> None:

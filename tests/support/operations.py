@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from contextlib import closing
+from dataclasses import replace
 
+from scripted_store import ScriptedStore
 from worlds import Operation, World, follow, opened
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.keys import ANCHORS
+from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, MANIFESTS, SQUASHES
 from weightcast.channel.policy import Every, Pinned
 from weightcast.channel.retention import Retention
+from weightcast.channel.tags import read_tag, set_tag
+from weightcast.disk.durable import scratch
 from weightcast.follow.subscriber import Subscriber
+from weightcast.interop.importing import import_steps
+from weightcast.interop.layouts import opened as opened_history
 from weightcast.publish.from_checkpoint import cut_anchor, publish
 from weightcast.publish.open import init
 from weightcast.publish.publisher import Publisher
 from weightcast.store.base import Store
+from weightcast.store.file import FileStore
 from weightcast.upkeep.collect import collect
+from weightcast.upkeep.copy import Copier
 from weightcast.upkeep.squash import squash
 
 LEVELS = (2,)
@@ -154,6 +164,37 @@ def _is_cut(world: World) -> None:
     assert [edge.result for edge in world.chain.anchor_edges()] == [0, 4]
 
 
+def _source(world: World) -> FileStore:
+    return FileStore(world.root / "source")
+
+
+def _elsewhere(world: World) -> None:
+    """The channel that is copied into the world's bucket: four versions, a squash, a second anchor and a tag."""
+    home = replace(world, store=ScriptedStore(_source(world)))
+    home.begin(3)
+    _squash(home, home.store)
+    follow(home)
+    with opened(home) as mirror:
+        cut_anchor(home.chain, mirror)
+    set_tag(home.chain, "best", home.chain.manifest(1).position)
+    shutil.rmtree(home.mirror)
+    shutil.rmtree(world.root / "scratch")
+
+
+def _copy(world: World, store: Store) -> None:
+    with scratch() as folder, closing(Copier(_source(world), store, folder)) as copier:
+        while (copied := copier.sync()) is not None:
+            assert not copied.problems
+
+
+def _is_copied(world: World) -> None:
+    every_version(world)
+    source = _source(world)
+    kept = [listed.key for kind in (MANIFESTS, DELTAS, SQUASHES, ANCHORS) for listed in source.list(kind)]
+    assert all(world.store.store.get(key) == source.get(key) for key in [CHANNEL, *kept])
+    assert read_tag(world.chain, "best").position.version == 1
+
+
 def nothing(world: World) -> None:
     """Nothing."""
 
@@ -172,8 +213,29 @@ OPERATIONS = [
     Operation("gc", 4, _anchored, _collect, (4,), (4,), done=_collected),
     Operation("fold", 4, _logged, _fold, (4,), (4,), writes=False),
     Operation("fold beside updates", 4, _behind, _follow_each, (4,), (2, 3, 4), writes=False),
+    Operation("copy", None, _elsewhere, _copy, (None, 0, 1, 2, 3), dies=False, done=_is_copied),
     Operation("anchor", 4, _logged, _cut, (4,), (4,), done=_is_cut),
 ]
+
+
+def _steps_saved(world: World) -> None:
+    for step in range(IMPORTED + 1):
+        world.checkpoint(step)
+
+
+def _import(world: World, store: Store) -> None:
+    room = world.root / "tmp" / "replayed"
+    room.mkdir(exist_ok=True)
+    for _ in import_steps(store, opened_history(world.root, "history"), room, world.mirror):
+        pass
+
+
+IMPORTED = 3
+"""The last version of a history that is imported."""
+
+STATES = (None, *range(IMPORTED + 1))
+IMPORT = Operation("import a history", None, _steps_saved, _import, STATES, STATES, done=every_version)
+"""Not among the others: when its last commit is done, its mirror may lag, and a second import leaves it alone."""
 
 
 # -- until they are killed ---------------------------------------------------------------------------------------------

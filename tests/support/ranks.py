@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
@@ -19,12 +20,12 @@ T = TypeVar("T")
 
 
 class Wires:
-    """Queues between rank 0 and the others."""
+    """Queues between each two ranks."""
 
     def __init__(self, size: int, timeout: float = 30.0):
         self.size, self.timeout = size, timeout
-        self.up: list[Queue[bytes | None]] = [Queue() for _ in range(size)]
-        self.down: list[Queue[bytes | None]] = [Queue() for _ in range(size)]
+        self.queues: list[list[Queue[bytes | None]]] = [[Queue() for _ in range(size)] for _ in range(size)]
+        """From a rank to another."""
 
     def peers(self) -> list[ThreadPeers]:
         return [ThreadPeers(self, rank) for rank in range(self.size)]
@@ -36,61 +37,85 @@ class ThreadPeers:
     def __init__(self, wires: Wires, rank: int):
         self._wires, self.rank, self.size = wires, rank, wires.size
         self.dies_before: int | None = None
-        """The message, counted from 0, before which this rank is gone."""
-        self.bytes_sent = 0
-        self._count = 0
+        """The message to or from another rank, counted from 0, before which this rank is gone."""
+        self.stops_before: int | None = None
+        """The same, but it hangs until the others have given up."""
+        self.sent = self.received = 0
+        """Bytes."""
+        self.messages = 0
+        """So far, to and from others."""
+        self._lost: dict[int, PeerError] = {}
 
     def _alive(self) -> None:
-        if self.dies_before is not None and self._count >= self.dies_before:
+        if self.dies_before is not None and self.messages >= self.dies_before:
             self.close()
             raise KilledError
-        self._count += 1
+        if self.stops_before is not None and self.messages >= self.stops_before:
+            time.sleep(4 * self._wires.timeout)
+            raise KilledError
+        self.messages += 1
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
 
     def gather(self, mine: bytes) -> list[bytes] | None:
-        self._alive()
-        self.bytes_sent += len(mine)
         if self.rank:
-            self._wires.up[self.rank].put(mine)
+            self._put(mine, 0)
             return None
-        found, lost = [mine], None
-        for rank in range(1, self.size):
+        return [mine, *self._from_all(1)]
+
+    def share(self, data: bytes | None) -> bytes:
+        if self.rank:
+            # Rank 0 has waited for a late rank before the others give up, and tells them which one it is.
+            return self._get(0, 2)
+        assert data is not None
+        for rank in self._others():
+            self._put(data, rank)
+        return data
+
+    def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
+        for rank in self._others():
+            self._put(parts[rank], rank)
+        found = self._from_all(1)
+        found.insert(self.rank, parts[self.rank])
+        return found
+
+    def _from_all(self, waits: int) -> list[bytes]:
+        found, lost = [], None
+        for rank in self._others():
             try:
-                found.append(self._get(self._wires.up[rank], rank))
+                found.append(self._get(rank, waits))
             except PeerError as error:
                 lost = lost or error
         if lost is not None:
             raise lost
         return found
 
-    def share(self, data: bytes | None, lost: int | None = None) -> bytes:
+    def _put(self, data: bytes, rank: int) -> None:
         self._alive()
-        if self.rank:
-            return self._get(self._wires.down[self.rank], 0)
-        assert data is not None
-        self.bytes_sent += len(data) * (self.size - 1)
-        for rank in range(1, self.size):
-            if rank != lost:
-                self._wires.down[rank].put(data)
-        return data
+        self.sent += len(data)
+        self._wires.queues[self.rank][rank].put(data)
 
-    def _get(self, queue: Queue[bytes | None], rank: int) -> bytes:
+    def _get(self, rank: int, waits: int) -> bytes:
+        self._alive()
+        if rank in self._lost:
+            raise self._lost[rank]
+        queue = self._wires.queues[rank][self.rank]
         try:
-            # Rank 0 has waited for a late rank before the others give up, and tells them which one it is.
-            data = queue.get(timeout=self._wires.timeout * (2 if self.rank else 1))
+            data = queue.get(timeout=self._wires.timeout * waits)
         except Empty:
-            raise PeerError(f"rank {rank} did not come in time", rank=rank) from None
+            self._lost[rank] = PeerError(f"rank {rank} did not come in time", rank=rank)
+            raise self._lost[rank] from None
         if data is None:
-            queue.put(None)
-            raise PeerError(f"rank {rank} is gone", rank=rank)
+            self._lost[rank] = PeerError(f"rank {rank} is gone", rank=rank)
+            raise self._lost[rank]
+        self.received += len(data)
         return data
 
     def close(self) -> None:
         """What comes from this rank ends."""
-        if self.rank:
-            self._wires.up[self.rank].put(None)
-        else:
-            for queue in self._wires.down:
-                queue.put(None)
+        for queue in self._wires.queues[self.rank]:
+            queue.put(None)
 
 
 class KilledError(BaseException):

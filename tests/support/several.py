@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from boxed import columns
+
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef
 from weightcast.format.boxes import Place
-from weightcast.format.cut import columns, cut_tensor
+from weightcast.format.coding import cut_tensor
 from weightcast.format.patchfile import encode_boxes
 from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE
@@ -34,17 +36,21 @@ def objects_of(patch: wc.Patch, old: Weights, codecs: Sequence[str] = CODECS) ->
     return made
 
 
-def put_objects(chain: Chain, old: Weights, new: Weights, folder: str = FOLDER) -> Manifest:
+def put_objects(
+    chain: Chain, old: Weights, new: Weights, folder: str = FOLDER, codecs: Sequence[str] = CODECS
+) -> Manifest:
     """Upload the next version as several objects; returns the manifest that would commit it."""
     patch, head = wc.diff(old, new), chain.head()
     assert head is not None
     position = Position(head.position.version + 1, patch.result)
-    refs: list[ObjectRef] = [chain.put_delta(position, data, folder) for data in objects_of(patch, old)]
-    return chain.draft(position, head.position, refs, CODECS[0], patch.changed, position.version, "ranks")
+    refs: list[ObjectRef] = [chain.put_delta(position, data, folder) for data in objects_of(patch, old, codecs)]
+    return chain.draft(position, head.position, refs, codecs[0], patch.changed, position.version, "ranks")
 
 
-def publish_objects(chain: Chain, old: Weights, new: Weights, folder: str = FOLDER) -> Manifest:
-    manifest = put_objects(chain, old, new, folder)
+def publish_objects(
+    chain: Chain, old: Weights, new: Weights, folder: str = FOLDER, codecs: Sequence[str] = CODECS
+) -> Manifest:
+    manifest = put_objects(chain, old, new, folder, codecs)
     chain.commit(manifest)
     return manifest
 

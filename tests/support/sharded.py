@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from ranks import Shard, ThreadPeers, bits_at, errors_of, on_ranks
 
@@ -9,12 +11,12 @@ import weightcast as wc
 from weightcast.store.base import Store
 
 
-def train(store: Store, size: int, steps: range) -> list[object]:
+def train(store: Store, size: int, steps: range, **options: Any) -> list[object]:
     """Train from a step to another on so many ranks, publishing after each; the last position on each rank."""
 
     def rank(number: int, peers: ThreadPeers) -> wc.Position:
         shard = Shard(number, size, steps.start - 1)
-        with wc.Publisher(store, shard.weights, group=peers, threads=1, retry_after=0.01) as publisher:
+        with wc.Publisher(store, shard.weights, group=peers, threads=1, retry_after=0.01, **options) as publisher:
             for step in steps:
                 shard.at(step)
                 publisher.publish(step=step).result(60)

@@ -82,6 +82,26 @@ def trained(
     checked.close()
 
 
+def experts_by_fsdp(dimension: int) -> Any:
+    """A mixture whose fused experts are cut along a dimension."""
+    model = families.built("qwen3_moe", torch.float32)
+    for layer in model.model.layers:
+        fully_shard(layer, shard_placement_fn=experts_along(dimension))
+    fully_shard(model.model)
+    fully_shard(model)
+    return model
+
+
+def experts_over(mesh: Any, dimension: int) -> Any:
+    """A mixture of which only the fused experts are shared, along a dimension."""
+    model = families.tf.Qwen3MoeForCausalLM(config_with_odd_experts())
+    for layer in model.model.layers:
+        experts = layer.mlp.experts
+        for name, parameter in list(experts.named_parameters()):
+            setattr(experts, name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(dimension)])))
+    return model
+
+
 def experts_along(dimension: int) -> Callable[[nn.Parameter], Any]:
     return lambda parameter: Shard(dimension if parameter.ndim == 3 else 0)
 
@@ -147,11 +167,7 @@ def fsdp_bf16() -> None:
 
 def fsdp_of_fused_experts() -> None:
     for dimension in range(3):
-        model = families.built("qwen3_moe", torch.float32)
-        for layer in model.model.layers:
-            fully_shard(layer, shard_placement_fn=experts_along(dimension))
-        fully_shard(model.model)
-        fully_shard(model)
+        model = experts_by_fsdp(dimension)
         trained(model, families.built("qwen3_moe", torch.float32), causal(model), steps=2)
         assert "model.layers.0.mlp.experts.3.gate_proj.weight" in ShardedModel(model).whole
 
@@ -313,13 +329,9 @@ def experts_in_parallel() -> None:
     """The experts of each rank come as whole tensors; a cut through gate and up comes as boxes of both."""
     mesh = mesh_of(4)
     for dimension in range(3):
-        models = [families.tf.Qwen3MoeForCausalLM(config_with_odd_experts()) for _ in range(2)]
-        for layer in models[0].model.layers:
-            experts = layer.mlp.experts
-            for name, parameter in list(experts.named_parameters()):
-                setattr(experts, name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(dimension)])))
-        checked = Checked(*models)
-        checked.train(2, invent(models[0]))
+        model = experts_over(mesh, dimension)
+        checked = Checked(model, families.tf.Qwen3MoeForCausalLM(config_with_odd_experts()))
+        checked.train(2, invent(model))
         if dimension == 0:
             places = [place for name, place in checked.live.places.items() if ".experts." in name]
             assert len(places) == 2 * 3

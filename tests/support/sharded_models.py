@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import distributed, multiprocessing, nn
 
+from weightcast.format.coding import Coding
 from weightcast.format.digest import tensor_digest
 from weightcast.format.scan import Change
 from weightcast.torch.coordinates import unwrapped
@@ -25,12 +29,24 @@ from weightcast.torch.sharded import ShardedModel, is_sharded
 Case = Callable[[], None]
 
 
-def run_together(world: int, cases: Sequence[Case], folder: Path) -> dict[str, str]:
+FORKED = "forkserver"
+"""Processes that are forked by one that has imported the module `forked`: they begin at once."""
+
+
+def start_forking() -> None:
+    """Start the process that forks others, unless it runs."""
+    forkserver.set_forkserver_preload(["forked"])
+    # Before Python 3.13 it finds modules only where the environment says.
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
+
+
+def run_together(world: int, cases: Sequence[Case], folder: Path, method: str = "spawn") -> dict[str, str]:
     """Run the cases, functions of a module, in processes of one group: what went wrong in each, or nothing.
 
     A process that fails ends at once, since the others may wait for it; what comes after it is not run.
     """
-    multiprocessing.spawn(_process, (world, cases, folder), nprocs=world)
+    multiprocessing.start_processes(_process, (world, cases, folder), nprocs=world, start_method=method)
     ends = {case.__name__: [folder / f"{case.__name__}-{rank}" for rank in range(world)] for case in cases}
     return {
         name: "\n".join(path.read_text() if path.exists() else "not run" for path in paths).strip()
@@ -38,18 +54,20 @@ def run_together(world: int, cases: Sequence[Case], folder: Path) -> dict[str, s
     }
 
 
-def run_with_a_victim(world: int, case: Case, folder: Path, victim: int) -> list[str]:
+def run_with_a_victim(world: int, case: Case, folder: Path, victim: int, method: str = "spawn") -> list[str]:
     """Run a case in which one process is killed: what went wrong in each of the others, or nothing."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(method)
     started = [context.Process(target=_process, args=(rank, world, [case], folder)) for rank in range(world)]
     for process in started:
         process.start()
     for process in started:
         process.join(120)
+    ends = [process.exitcode for process in started]
+    for process in started:
         process.kill()
-    assert started[victim].exitcode == -signal.SIGKILL
-    ends = [folder / f"{case.__name__}-{rank}" for rank in range(world) if rank != victim]
-    return [path.read_text() if path.exists() else "did not end" for path in ends]
+    assert ends[victim] == -signal.SIGKILL
+    paths = [folder / f"{case.__name__}-{rank}" for rank in range(world) if rank != victim]
+    return [path.read_text() if path.exists() else "did not end" for path in paths]
 
 
 def _process(rank: int, world: int, cases: Sequence[Case], folder: Path) -> None:
@@ -103,7 +121,7 @@ class Checked:
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
         self.lives = {detect: ShardedModel(model, dtype, ranks=ranks) for detect in ("transient", "device")}
         self._detectors = {
-            detect: detector_of(live, self.optimizer if detect == "transient" else None, detect, None, "banded")
+            detect: detector_of(live, self.optimizer if detect == "transient" else None, detect, None, Coding("banded"))
             for detect, live in self.lives.items()
         }
         self._known = {detect: self._read(live) for detect, live in self.lives.items()}

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
-import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
+import families
+import numpy as np
 import pytest
 import torch
-from sharded_cases import Odd, descend, mesh_of
+from sharded_cases import (
+    Odd,
+    causal,
+    config_with_odd_experts,
+    descend,
+    experts_by_fsdp,
+    experts_over,
+    invent,
+    mesh_of,
+)
 from sharded_models import gathered, whole_state
 from torch import distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -21,7 +31,10 @@ from training import Small, backward
 
 import weightcast as wc
 from weightcast.errors import PeerError
+from weightcast.publish.peers import Message, Sums
+from weightcast.publish.rounds import Rounds
 from weightcast.torch.model import LiveModel
+from weightcast.torch.peers import GroupPeers
 
 STEPS = 30
 
@@ -92,6 +105,20 @@ def ddp() -> None:
     train(shared_folder() / "channel", model, Small(24, 41), act, range(1, 4))
 
 
+def fsdp_of_fused_experts() -> None:
+    """Experts that are fused in the model, cut along each dimension, and apart in the checkpoint."""
+    for dimension in range(3):
+        model = experts_by_fsdp(dimension)
+        plain = families.built("qwen3_moe", torch.float32)
+        train(shared_folder() / "channel", model, plain, causal(model), range(1, 4))
+
+
+def experts_in_parallel() -> None:
+    model = experts_over(mesh_of(4), 0)
+    plain = families.tf.Qwen3MoeForCausalLM(config_with_odd_experts())
+    train(shared_folder() / "channel", model, plain, invent(model), range(1, 4))
+
+
 def fsdp_over_tensor_parallel() -> None:
     mesh = mesh_of(2, 2)
     model, plain = (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2))
@@ -108,50 +135,32 @@ def hsdp() -> None:
 
 
 @dataclass(frozen=True)
-class UntilKilled:
-    """Publish without an end; one rank is killed in the middle of whatever it does, the others must name it."""
+class Late:
+    """One rank comes to a round when the others have given up: all others must name it."""
 
-    channel: Path
-    moment: float
     victim: int
-    __name__ = "killed"
+    __name__ = "late"
 
     def __call__(self) -> None:
-        publish_until_killed(self.channel, self.moment, self.victim)
+        group = distributed.new_group(timeout=timedelta(seconds=2))
+        rounds = Rounds(GroupPeers(group))
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+        sums = np.full(10, (1 << 63) + rank, np.uint64)
+        rounds.meet(Message())
+        assert (rounds.add(sums) == sum((1 << 63) + one for one in range(size)) % (1 << 64)).all()
+        rounds.meet(Message())
+        if rank == self.victim:
+            time.sleep(6)
+            return
+        with pytest.raises(PeerError, match=f"rank {self.victim} did not come in time") as raised:
+            self.act(rounds, sums)
+        assert raised.value.rank == self.victim
+        time.sleep(6)  # the store of the group may be in this process
+
+    def act(self, rounds: Rounds, sums: Sums) -> None:
+        rounds.meet(Message())
 
 
-def publish_until_killed(channel: Path, moment: float, victim: int) -> None:
-    rank = distributed.get_rank()
-    model = Small(24, 41)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    publisher = wc.Publisher(channel, model, optimizer=optimizer, dtype="BF16")
-    if rank == victim:
-        threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    try:
-        for step in range(1, 100_000):
-            backward(model, step)
-            optimizer.step()
-            optimizer.zero_grad()
-            publisher.publish(step=step)
-    except PeerError as error:
-        ended = error
-    except RuntimeError:  # the training's own group noticed it first: the publisher has its own word on it
-        with pytest.raises(PeerError) as raised:
-            publisher.flush(30)
-        ended = raised.value
-    assert ended.rank == victim, ended
-
-
-@dataclass(frozen=True)
-class Again:
-    """Three more versions of a model that begins anew."""
-
-    channel: Path
-    __name__ = "again"
-
-    def __call__(self) -> None:
-        model = Small(24, 41)
-        fully_shard(model)
-        act = lambda step: backward(model, 2 * step + distributed.get_rank())  # noqa: E731
-        train(self.channel, model, Small(24, 41), act, range(1, 4))
+class LateToSums(Late):
+    def act(self, rounds: Rounds, sums: Sums) -> None:
+        rounds.add(sums)

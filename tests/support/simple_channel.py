@@ -29,7 +29,8 @@ class Channel:
     def __init__(self, bucket: Path):
         self.bucket = bucket
         raw = json.loads((bucket / "channel.json").read_text(encoding="utf-8"))
-        rest = json.dumps({k: v for k, v in raw.items() if k != "id"}, sort_keys=True, separators=(",", ":"))
+        apart = ("id", "signer", "signature")
+        rest = json.dumps({k: v for k, v in raw.items() if k not in apart}, sort_keys=True, separators=(",", ":"))
         need(hashlib.sha256(rest.encode()).hexdigest()[:32] == raw["id"], "11.5 the id is not the digest of the rest")
         channel = read_record(bucket / "channel.json", "channel")
         self.id, self.aliases, self.tensors = channel["id"], channel["aliases"], channel["tensors"]

@@ -20,6 +20,7 @@ from training import adam, store  # noqa: E402
 import weightcast as wc  # noqa: E402
 from weightcast.format.codec import CODECS, CodecName  # noqa: E402
 from weightcast.format.codec.ranks import rank_tensors  # noqa: E402
+from weightcast.format.coding import Coding  # noqa: E402
 from weightcast.format.diff import diff_tensors  # noqa: E402
 from weightcast.format.kernels.bands import BLOCK  # noqa: E402
 from weightcast.format.scan import Change  # noqa: E402
@@ -58,7 +59,7 @@ class Tensors:
         return self.kernels.differ(self.batch, old)
 
     def delivered(self, codec: CodecName, flips: Any) -> list[Change]:
-        return list(self.kernels.deliver(self.batch, flips, codec, None).changes({}))
+        return list(self.kernels.deliver(self.batch, flips, Coding(codec), None).changes({}))
 
     def coded_by_cpu(self, codec: CodecName) -> list[tuple[Any, bytes]]:
         found = []

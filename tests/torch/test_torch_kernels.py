@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     assert os.environ.get("TRITON_INTERPRET") == "1", "set by conftest.py, before Triton is imported"
 
 from weightcast.format.codec.ranks import Ranks, rank_tensors  # noqa: E402
+from weightcast.format.coding import Coding  # noqa: E402
 from weightcast.format.diff import diff_tensors  # noqa: E402
 from weightcast.format.digest import MODULUS, tensor_digest  # noqa: E402
 from weightcast.format.kernels.bands import BLOCK  # noqa: E402
@@ -179,8 +180,8 @@ def check(name: str, kind: str, density: float, shapes: list[tuple[int, ...]]) -
     wanted = expected(case)
     assert kernels.count(flips) == sum(change.indices.size for change in wanted)
     shadow = Copied(batch, [chunk.clone() for chunk in old.chunks])
-    same(list(kernels.deliver(batch, flips, "banded", None).changes({})), wanted)
-    same(list(kernels.deliver(batch, flips, "banded", shadow).changes({})), wanted)
+    same(list(kernels.deliver(batch, flips, Coding("banded"), None).changes({})), wanted)
+    same(list(kernels.deliver(batch, flips, Coding("banded"), shadow).changes({})), wanted)
     holds(shadow, case.after)
     kernels.put(shadow, flips)
     holds(shadow, case.before)

@@ -11,7 +11,7 @@ from good import BLOCK, CODECS, moved
 
 import weightcast as wc
 from weightcast.format.boxes import Box, Place, place_of, whole
-from weightcast.format.cut import cut_tensor
+from weightcast.format.coding import cut_tensor
 from weightcast.format.patchfile import encode_boxes
 from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE

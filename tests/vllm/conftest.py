@@ -14,9 +14,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.append(str(Path(__file__).parents[1] / "support"))  # a Hub and an S3 to test with
 
-LONGEST = ("test_trl", "test_follow", "test_wordle")
+LONGEST = ("test_trl", "test_trl_sharded", "test_follow", "test_wordle")
 """They begin first: no process then waits for the other's last test."""
-ONE_ENGINE = ("test_faults", "test_live", "test_refusals")
+ONE_ENGINE = ("test_architectures", "test_faults", "test_live", "test_refusals")
 """Their tests share an engine, and so a process."""
 
 
@@ -30,6 +30,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return models.make(kind, tmp_path_factory.mktemp("models") / kind)
 
     return made
+
+
+@pytest.fixture(scope="session")
+def chatting(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 whose tokenizer has the chat template that TRL knows for it."""
+    from trl_deployment import with_template
+
+    return with_template(model("qwen3"), tmp_path_factory.mktemp("chatting") / "qwen3")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,18 +8,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from weightcast.cli import main
 from weightcast.engine import protocol
 from weightcast.engine.client import HttpEngine
+from weightcast.engine.protocol import kind_of
 from weightcast.follow.subscriber import Subscriber
 
 DURING_SECONDS = 0.05
@@ -30,24 +30,14 @@ def die() -> NoReturn:
     raise AssertionError("still alive")
 
 
-def name_of(path: str, body: Mapping[str, Any] | None) -> str:
-    """What a call is for: the kind of request to the workers, or the route itself."""
-    if path == "/collective_rpc" and body is not None:
-        return str(json.loads(body["args"][0])["kind"])
-    return path.partition("?")[0]
-
-
 class Steps:
-    """Counts steps; asking again for the same job is not another one."""
+    """Counts steps."""
 
     def __init__(self, fault: str, argument: str):
         self._fault, self._argument = fault, argument
-        self._count, self._last = -1, ""
+        self._count = -1
 
     def at(self, name: str, step: Callable[[], Any]) -> Any:
-        again, self._last = name == self._last == "read_job", name
-        if again:
-            return step()
         self._count += 1
         if self._fault == "tell":
             with Path(self._argument).open("a") as file:
@@ -63,13 +53,20 @@ class Steps:
         die()
 
 
+def counted(call: str, real: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
+    """A method of the engine's client; requests to workers count under their own names."""
+
+    def step(self: HttpEngine, *given: Any) -> Any:
+        name = kind_of(type(given[0])) if call in ("ask", "run") else call
+        return steps.at(name, lambda: real(self, *given))
+
+    return step
+
+
 def count_steps(steps: Steps) -> None:
-    call, poll, apply = HttpEngine.call, Subscriber.poll, Subscriber.apply
-
-    def counted(self: HttpEngine, path: str, body: Any = None, *rest: Any, **options: Any) -> Any:
-        return steps.at(name_of(path, body), lambda: call(self, path, body, *rest, **options))
-
-    HttpEngine.call = counted  # type: ignore[method-assign]
+    poll, apply = Subscriber.poll, Subscriber.apply
+    for call in ("meet", "ask", "run", "update", "leave"):
+        setattr(HttpEngine, call, counted(call, getattr(HttpEngine, call), steps))
     Subscriber.poll = lambda self: steps.at("poll", lambda: poll(self))  # type: ignore[method-assign]
     Subscriber.apply = lambda self, staged: steps.at("mirror", lambda: apply(self, staged))  # type: ignore[method-assign]
 

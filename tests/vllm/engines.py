@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.message import Message
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +72,10 @@ class Engine:
 
     def generate(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Generated:
         """Continue a prompt greedily by exactly so many tokens."""
+        return self.generate_named(prompt_token_ids, max_tokens)[1]
+
+    def generate_named(self, prompt_token_ids: Sequence[int], max_tokens: int) -> tuple[str, Generated]:
+        """The same, and the version, or versions, that the answer names."""
         request = {
             "model": self.model,
             "prompt": list(prompt_token_ids),
@@ -80,8 +85,9 @@ class Engine:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        choice = self.post("/v1/completions", request)["choices"][0]
-        return Generated(choice["token_ids"], choice["logprobs"]["token_logprobs"])
+        headers, answer = _send(_post(self._address("/v1/completions", {}), request))
+        choice = answer["choices"][0]
+        return headers["x-weight-version"], Generated(choice["token_ids"], choice["logprobs"]["token_logprobs"])
 
     def pids(self) -> list[int]:
         """All processes of the engine that still run."""
@@ -120,12 +126,15 @@ def serving(
     model_folder: Path | str,
     *,
     tensor_parallel: int = 1,
+    ranks: int | None = None,
     backend: str | None = "weightcast",
     port: int | None = None,
     extra_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
     """A server for a model, with a weight-transfer backend or None, for as long as the context lasts.
+
+    ``ranks`` is the number of its workers, if that is not ``tensor_parallel``.
 
     It listens on 127.0.0.1 and is killed at the end, whatever comes; also when this process is killed itself.
     """
@@ -135,7 +144,7 @@ def serving(
         with log.open("wb") as output:
             process = subprocess.Popen(
                 _command(str(model_folder), port, tensor_parallel, backend, extra_args),
-                env=_environment(Path(folder), tensor_parallel, env or {}),
+                env=_environment(Path(folder), ranks or tensor_parallel, env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -153,6 +162,8 @@ def serving(
 
 def _command(model: str, port: int, tensor_parallel: int, backend: str | None, extra_args: Sequence[str]) -> list[str]:
     transfer = [] if backend is None else ["--weight-transfer-config", json.dumps({"backend": backend})]
+    if backend == "weightcast":
+        transfer += ["--middleware", "weightcast_vllm.Middleware"]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--host", "127.0.0.1", "--port", str(port), "--tensor-parallel-size", str(tensor_parallel)]
     command += ["--dtype", "bfloat16", "--max-model-len", "256", "--enforce-eager"]
@@ -160,7 +171,7 @@ def _command(model: str, port: int, tensor_parallel: int, backend: str | None, e
     return [*command, *transfer, *extra_args]
 
 
-def _environment(folder: Path, tensor_parallel: int, more: Mapping[str, str]) -> dict[str, str]:
+def _environment(folder: Path, ranks: int, more: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PYTEST_"))}
     return {
         **inherited,
@@ -171,11 +182,16 @@ def _environment(folder: Path, tensor_parallel: int, more: Mapping[str, str]) ->
         # The sampler is compiled even with --enforce-eager: 19 s in the first request on a fresh machine.
         "TORCH_COMPILE_DISABLE": "1",
         "TMPDIR": str(folder),  # vLLM's sockets, which nobody removes after a kill
-        "VLLM_CPU_OMP_THREADS_BIND": _cores(tensor_parallel),
+        "VLLM_CPU_OMP_THREADS_BIND": _cores(ranks),
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
+        "WEIGHTCAST_RUNTIME_DIR": runtime_folder(),
         **more,
     }
+
+
+def runtime_folder() -> str:
+    """Where engines of these tests leave their records, and agents find them."""
+    return os.environ.setdefault("WEIGHTCAST_RUNTIME_DIR", tempfile.mkdtemp(prefix="wc-"))
 
 
 def python_path() -> str:
@@ -183,12 +199,12 @@ def python_path() -> str:
     return os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _cores(tensor_parallel: int) -> str:
+def _cores(ranks: int) -> str:
     """Where vLLM binds its ranks: each to a core of its own; one alone to none, so that two engines share well."""
-    if tensor_parallel == 1:
+    if ranks == 1:
         return "nobind"
     cores = sorted(os.sched_getaffinity(0))
-    return "|".join(str(cores[rank % len(cores)]) for rank in range(tensor_parallel))
+    return "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
 
 
 @contextmanager
@@ -229,15 +245,21 @@ def _wait_for(engine: Engine) -> None:
 
 def _post(url: str, body: object) -> urllib.request.Request:
     data = b"" if body is None else json.dumps(body).encode()
-    return urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="POST")
+    # Else an engine without an agent would let a request wait for a version.
+    headers = {"Content-Type": "application/json", "x-weight-version-wait": "0"}
+    return urllib.request.Request(url, data, headers, method="POST")
 
 
 def _ask(request: urllib.request.Request) -> Any:
+    return _send(request)[1]
+
+
+def _send(request: urllib.request.Request) -> tuple[Message, Any]:
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
             request, timeout=ANSWER_SECONDS
         ) as answer:
-            return _parsed(answer.read().decode())
+            return answer.headers, _parsed(answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:
             raise StatusError(error.code, error.read().decode(errors="replace")) from None

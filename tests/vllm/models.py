@@ -11,8 +11,6 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import (
-    GptOssConfig,
-    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -21,6 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 VOCABULARY = 520
@@ -49,6 +49,14 @@ BIG = {
     "max_position_embeddings": CONTEXT,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1}
+HYBRID = {
+    "shared_expert_intermediate_size": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 
 
 def make(kind: str, folder: Path, *, seed: int = 0) -> Path:
@@ -96,9 +104,10 @@ def _moe() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**TINY, **TOKENS, **EXPERTS, tie_word_embeddings=False))
 
 
-def _gpt_oss() -> PreTrainedModel:
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}
-    return GptOssForCausalLM(GptOssConfig(**TINY, **TOKENS, **experts, tie_word_embeddings=False))
+def _qwen3_next() -> PreTrainedModel:
+    """Experts, and a convolution that vLLM packs on a CPU."""
+    shape = TINY | EXPERTS | HYBRID | {"head_dim": 64}
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**shape, **TOKENS, tie_word_embeddings=False))
 
 
 def _big() -> PreTrainedModel:
@@ -111,6 +120,6 @@ KINDS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": _qwen3,
     "llama": _llama,
     "moe": _moe,
-    "gpt-oss": _gpt_oss,
+    "qwen3-next": _qwen3_next,
     "big": _big,
 }

@@ -1,4 +1,4 @@
-"""`LLM(…)` follows a channel without any server."""
+"""`LLM(…)` follows a channel without any server, and keeps no prefixes that old weights have computed."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import vllm
 from engines import python_path
 from world import training
 
@@ -27,4 +28,6 @@ def test_llm_in_this_process_follows(kind: str, model: Callable[[str], Path], tm
         )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told == {"reloaded": 0, "version": version, "holds": True, "spans": [str(version)]}
+    spans = [] if vllm.__version__.startswith("0.31.") else [str(version)]  # vLLM names them from 0.32 on
+    expected = {"reloaded": 0, "version": version, "holds": True, "spans": spans}
+    assert told == {**expected, "cached": [[False, True], [False, True]]}

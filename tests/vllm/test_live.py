@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import vllm
 from engines import Engine, serving
 from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     CheckpointWeightPatch,
     load_checkpoint_weight_patches,
 )
-from world import Attached, attached, live, must_be
+from world import Attached, attached, live, must_be, report
 
 import weightcast as wc
 
@@ -63,10 +64,7 @@ def writer(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def engine(model: Callable[[str], Path], writer: Written) -> Iterator[Engine]:
-    with serving(
-        model("qwen3"),
-        extra_args=["--middleware", "weightcast.engine.vllm.middleware.WeightVersions", "--enable-scale-out"],
-    ) as running:
+    with serving(model("qwen3"), extra_args=["--enable-scale-out", "--enable-prompt-tokens-details"]) as running:
         yield running
 
 
@@ -157,12 +155,31 @@ def test_request_for_a_version_that_never_arrives_is_refused(agent: Attached, wr
     assert ask(engine, {"x-weight-version-at-least": "soon"})[0] == 400
 
 
+@pytest.mark.skipif(vllm.__version__.startswith("0.31."), reason="vLLM names versions of tokens from 0.32 on")
 def test_tokens_are_tied_to_the_version_that_made_them(agent: Attached, writer: Written, engine: Engine) -> None:
     version = writer.step()
     agent.wait(version)
     body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "temperature": 0}}
     choice = engine.post("/inference/v1/generate", body)["choices"][0]
     assert [span["version"] for span in choice["weight_versions"]] == [str(version)], choice
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["cleared", "kept"])
+def test_prefixes_of_old_weights_are_computed_again_unless_they_shall_be_kept(
+    keeps: bool, writer: Written, engine: Engine, mirror: Path
+) -> None:
+    def is_cached() -> bool:
+        body = {"model": engine.model, "prompt": list(range(1, 201)), "max_tokens": 1}
+        details = engine.post("/v1/completions", body)["usage"]["prompt_tokens_details"]
+        return bool(details and details["cached_tokens"])
+
+    with attached(writer.channel, engine, mirror, *(["--keep-cache"] if keeps else [])) as agent:
+        agent.wait(writer.step())
+        is_cached()
+        assert is_cached()
+        agent.wait(writer.step())
+        assert is_cached() is keeps
+        assert is_cached()
 
 
 def test_agent_goes_back_to_a_version_and_forward_again(writer: Written, engine: Engine, mirror: Path) -> None:
@@ -175,7 +192,7 @@ def test_agent_goes_back_to_a_version_and_forward_again(writer: Written, engine:
 
 def _until(engine: Engine, version: int) -> None:
     end = time.monotonic() + 60
-    while engine.get("/weight_info")["weight_version"] != str(version) or engine.get("/is_paused")["is_paused"]:
+    while (found := report(engine)).served != str(version) or found.paused:
         assert time.monotonic() < end, version
         time.sleep(0.05)
 
@@ -184,8 +201,9 @@ def test_agent_answers_over_http_with_its_token(writer: Written, engine: Engine,
     token = tmp_path / "token"
     token.write_text("a-token-that-is-long-enough\n")
     version = writer.step()
-    port = "29417"
-    with attached(writer.channel, engine, mirror, "--listen", port, "--token-file", str(token)) as agent:
+    port, events = "29417", tmp_path / "events.jsonl"
+    options = "--listen", port, "--token-file", str(token), "--events", str(events)
+    with attached(writer.channel, engine, mirror, *options) as agent:
         agent.wait(version)
 
         def get(path: str, key: str = "a-token-that-is-long-enough") -> tuple[int, bytes]:
@@ -202,7 +220,13 @@ def test_agent_answers_over_http_with_its_token(writer: Written, engine: Engine,
         status = json.loads(get("/status")[1])
         assert (status["version"], status["lag"], status["error"], status["unproven"]) == (version, 0, None, [])
         assert {"fetch", "stage", "pause", "apply", "resume"} <= status["last"]["seconds"].keys()
-        assert f"weightcast_version {float(version)}".encode() in get("/metrics")[1]
+        metrics = get("/metrics")[1].decode()
+        assert f"weightcast_version {float(version)}" in metrics
+        assert f'weightcast_applied_version{{role="engine"}} {float(version)}' in metrics
+        told = [json.loads(line) for line in events.read_text().splitlines()]
+        assert [line["phase"] for line in told if line["role"] == "engine"] == ["pause", "apply", "resume"]
+        assert {line["version"] for line in told} == {version}
+        assert {line["digest"] for line in told} == {status["digest"]}
         assert get(f"/wait?version={version}")[0] == 200
         assert get(f"/wait?version={version + 1}&seconds=1")[0] == 503
         assert get("/wait?version=x")[0] == 400

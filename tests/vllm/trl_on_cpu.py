@@ -6,6 +6,7 @@ Every sync and every rollout that is trained on is told as a line of JSON, with 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +16,9 @@ from typing import Any
 from trl.experimental.async_grpo import async_grpo_trainer
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "trl_vllm")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "trl_vllm"), str(ROOT / "tests" / "support")]
+
+import train  # noqa: E402
 
 from examples.wordle.trl.on_cpu import use_cpu  # noqa: E402
 
@@ -42,10 +45,11 @@ class TellingDataset(async_grpo_trainer.RolloutQueueDataset):
         super().__init__(TellingQueue(rollout_queue), *args, **kwargs)
 
 
-class TellingTrainer(async_grpo_trainer.AsyncGRPOTrainer):
+class TellingTrainer(train.Trainer):
     def _sync_weight(self) -> None:
         super()._sync_weight()
-        tell(event="sync", step=self.state.global_step, trl=self.model_version, **asdict(self.weight_transfer.last))
+        if self.accelerator.is_main_process:
+            tell(event="sync", step=self.state.global_step, trl=self.model_version, **asdict(self.weight_transfer.last))
 
 
 def on_cpu() -> None:
@@ -53,10 +57,17 @@ def on_cpu() -> None:
     async_grpo_trainer.RolloutQueueDataset = TellingDataset
 
 
-if __name__ == "__main__":
-    import train
+def options() -> dict[str, Any]:
+    """With several ranks the model is sharded."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return {"use_cpu": True}
+    import fsdp_on_cpu  # noqa: F401
 
+    return {"use_cpu": True, "fsdp": True, "fsdp_config": {"version": 2}, "bf16": False}
+
+
+if __name__ == "__main__":
     on_cpu()
-    train.AsyncGRPOConfig = partial(train.AsyncGRPOConfig, use_cpu=True)
-    train.AsyncGRPOTrainer = TellingTrainer
+    train.AsyncGRPOConfig = partial(train.AsyncGRPOConfig, **options())
+    train.Trainer = TellingTrainer
     train.main()

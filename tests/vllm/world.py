@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.engine.client import HttpEngine
+from weightcast.engine.messages import EngineReport
 from weightcast.engine.proof import Proof, prove
 
 PATIENCE = 90.0
@@ -30,12 +31,12 @@ PROMPTS = ([1, 2, 3], [40, 41, 42, 43, 44, 45], [500, 7])
 class Trainer:
     """A model that is trained for real, and published to a channel in a folder."""
 
-    def __init__(self, model: Path, channel: Path, lr: float = 3e-4):
+    def __init__(self, model: Path, channel: Path, lr: float = 3e-4, cut: Sequence[wc.Cut] = ()):
         self.channel = str(channel)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self._generator = torch.Generator().manual_seed(1)
-        self._publisher = wc.Publisher(self.channel, self.model, optimizer=self._optimizer)
+        self._publisher = wc.Publisher(self.channel, self.model, optimizer=self._optimizer, cut=cut)
         self.version = 0
 
     def step(self) -> int:
@@ -62,8 +63,8 @@ class Trainer:
 
 
 @contextmanager
-def training(model: Path, channel: Path, lr: float = 3e-4) -> Iterator[Trainer]:
-    trainer = Trainer(model, channel, lr)
+def training(model: Path, channel: Path, lr: float = 3e-4, cut: Sequence[wc.Cut] = ()) -> Iterator[Trainer]:
+    trainer = Trainer(model, channel, lr, cut)
     try:
         yield trainer
     finally:
@@ -77,7 +78,7 @@ class Attached:
         self,
         channel: str,
         engine: str,
-        mirror: Path,
+        mirror: Path | str,
         *more: str,
         command: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -140,7 +141,7 @@ class Attached:
 
 
 @contextmanager
-def attached(channel: str, engine: Engine, mirror: Path, *more: str) -> Iterator[Attached]:
+def attached(channel: str, engine: Engine, mirror: Path | str, *more: str) -> Iterator[Attached]:
     agent = Attached(channel, engine.url, mirror, *more)
     try:
         yield agent
@@ -185,12 +186,17 @@ def live(engine: Engine, channel: str) -> Proof:
     return prove(HttpEngine(engine.url), Chain.open(wc.open_store(channel)))
 
 
+def report(engine: Engine) -> EngineReport:
+    """The state of an engine, by its control server."""
+    return HttpEngine(engine.url).report()
+
+
 def must_be(engine: Engine, channel: str, version: int) -> None:
     proof = live(engine, channel)
     assert (proof.version, dict(proof.wrong), dict(proof.unproven)) == (version, {}, {}), proof
     assert proof.holds
-    assert engine.get("/weight_info")["weight_version"] == str(version)
-    assert engine.get("/is_paused") == {"is_paused": False}
+    found = report(engine)
+    assert (found.served, found.paused) == (str(version), False)
 
 
 def answers(engine: Engine) -> list[Generated]:

@@ -2,8 +2,7 @@
 
     python -m examples.wordle.spaces.proxy --engine http://127.0.0.1:8000 --port 7860
 
-With the plug-in, vLLM runs with VLLM_SERVER_DEV_MODE=1: some of its other routes run code for whoever reaches them.
-It reports when the first answer of each version goes out.
+Whoever plays needs no others of vLLM's routes. It reports when the first answer of each version goes out.
 """
 
 from __future__ import annotations

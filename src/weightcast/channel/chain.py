@@ -9,12 +9,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from weightcast.channel.chain_reader import ChainReader, read_record
 from weightcast.channel.edge import Edge
+from weightcast.channel.guard import Guard
 from weightcast.channel.keys import (
     CHANNEL,
     CHANNEL_COPY,
@@ -40,6 +42,8 @@ from weightcast.channel.records import (
     dump_record,
     head_to_json,
 )
+from weightcast.channel.signed import signed, squash_signature
+from weightcast.channel.trust import NO_SIGNING, Signing
 from weightcast.disk.companions import wanted
 from weightcast.disk.durable import Report, silent
 from weightcast.errors import (
@@ -64,16 +68,16 @@ them after its grace period, which is a day by default.
 class Chain(ChainReader):
     """A channel in a store, to read and to write. It is stateless: any number may be open at once."""
 
-    def __init__(self, store: Store, channel: Channel):
-        super().__init__(store, channel)
+    def __init__(self, store: Store, channel: Channel, signing: Signing = NO_SIGNING, guard: Guard | None = None):
+        super().__init__(store, channel, signing, guard)
         self._mark = secrets.token_hex(8)
         """Distinguishes our commits from those of another process that writes under the same name."""
 
     @classmethod
-    def create(cls, store: Store, table: TensorTable) -> Self:
-        """Create a channel, or continue one that never got its first version."""
+    def create(cls, store: Store, table: TensorTable, signing: Signing = NO_SIGNING) -> Self:
+        """Create a channel, or continue one that never got its first version; a signed one needs the root key."""
         try:
-            begun = cls.open(store)
+            begun = cls.open(store, signing)
         except ChannelError:
             begun = None
         if begun is not None:
@@ -83,6 +87,11 @@ class Chain(ChainReader):
             raise ConflictError("there is a channel here already", file=store.url, hint=hint)
         fence = "create" if honours_create(store) else "list"
         channel = Channel(uuid.uuid4().hex, table, fence)
+        if signing.signer is not None:
+            if not signing.is_root:
+                hint = "Run `weightcast init URL CHECKPOINT --sign ROOT`, then `weightcast key add` for this key."
+                raise UsageError("only the root key begins a signed channel", file=store.url, hint=hint)
+            channel = signed(channel, channel.id, signing.signer)
         data, lost = channel_to_json(channel), "another writer created a channel here"
         if fence == "create":
             _create(store, CHANNEL, data, lost)
@@ -90,7 +99,7 @@ class Chain(ChainReader):
             store.put(CHANNEL, data)
             if read_record(store, CHANNEL) != data:
                 raise _conflict(store, lost)
-        return cls(store, channel)
+        return cls.open(store, signing) if signing.trust is not None else cls(store, channel)
 
     def put_delta(self, position: Position, data: Data, folder: str | None = None) -> ObjectRef:
         """Upload the patch of the next version, or one object of it; readers do not see it before the commit.
@@ -104,10 +113,17 @@ class Chain(ChainReader):
 
     def put_squash(self, base: int, position: Position, data: Path) -> Edge:
         """Upload a merged patch. Its key holds all that readers must know, so this also commits it."""
+        self.refuse_without_signer()
         sha256, size = summary(data)
-        key = squash_key(base, position, sha256)
+        signer, signature = self.signing.signer, None
+        if signer is not None:
+            signature = squash_signature(self.channel.id, base, position, size, sha256, signer)
+        key = squash_key(base, position, sha256, signature)
+        edge = Edge("squash", base, position.version, size, key, position.digest[:16])
+        if self.guard is not None:
+            self.guard.check_squash(edge)
         self.store.put(key, data)
-        return Edge("squash", base, position.version, size, key, position.digest[:16])
+        return edge
 
     def put_anchor(
         self,
@@ -122,6 +138,7 @@ class Chain(ChainReader):
         right before the record is written, which completes the anchor. An anchor that is complete already is uploaded
         again, which repairs it if it was damaged.
         """
+        self.refuse_without_signer()
         fit = wanted(files)
         for name, path in files.items():
             if name not in fit or not is_plain_file(name) or name in (RECORD, CHANNEL_COPY):
@@ -177,13 +194,18 @@ class Chain(ChainReader):
 
         put_all(self.store, {key: files[key.removeprefix(folder)] for key in left}, uploaded)
 
-    def refer_anchor(self, position: Position, reference: Reference) -> ObjectRef:
-        """Put an anchor that needs no upload: a reference to a public checkpoint."""
+    def refer_anchor(self, position: Position, reference: Reference, pins: Sequence[ObjectRef] = ()) -> ObjectRef:
+        """Put an anchor that needs no upload: a reference to a public checkpoint, and its files if we sign."""
         content = json.dumps([reference.repository, reference.revision])
         folder = anchor_folder(position, hashlib.sha256(content.encode()).hexdigest())
-        return self._put_record(folder, Anchor(self.channel.id, position, (), reference))
+        return self._put_record(folder, Anchor(self.channel.id, position, (), reference, tuple(pins)))
 
     def _put_record(self, folder: str, anchor: Anchor) -> ObjectRef:
+        self.refuse_without_signer()
+        if self.signing.signer is not None:
+            anchor = signed(anchor, self.channel.id, self.signing.signer)
+        if self.guard is not None:
+            self.guard.check_anchor(anchor, f"{self.store.url}/{folder}{RECORD}")
         data = dump_record(anchor)
         self.store.put(folder + CHANNEL_COPY, channel_to_json(self.channel))
         self.store.put(folder + RECORD, data)
@@ -208,22 +230,36 @@ class Chain(ChainReader):
         refs = (objects,) if isinstance(objects, ObjectRef) else tuple(objects)
         return Manifest(self.channel.id, position, base, refs, codec, changed, step, now, writer, check_label(label))
 
-    def commit(self, manifest: Manifest) -> None:
-        """Make a version visible to all readers at once; `ConflictError` if another writer was first.
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Make a version visible to all readers at once, and return it, signed where we sign.
 
-        A store's answer may be lost, so a commit that is there already counts as ours if its bytes are the same.
+        `ConflictError` if another writer was first. A store's answer may be lost, so a commit that is there already
+        counts as ours if its bytes are the same.
         """
-        data = dump_record(manifest)
+        self.refuse_without_signer()
+        if self.guard is not None and not self.signing.is_root:
+            self.guard.refresh()  # our key may have been revoked since: no reader would go past such a commit
         version = manifest.position.version
         lost = f"another writer committed version {version} first"
-        if self._is_stale(manifest):
+        found = self._fits(manifest.unsigned)
+        if found is None:
             raise _conflict(self.store, lost)
+        manifest, data = found, dump_record(found)
+        if self.guard is not None:
+            self.guard.check_signature(manifest, data)  # never commit what readers with a key would refuse
         if self.channel.fence == "create":
             _create(self.store, manifest_key(version), data, lost)
         else:
             self._commit_listed(manifest, data, lost)
         with suppress(StoreError):  # a hint: the version is committed with or without it
             self.store.put(HEAD, head_to_json(manifest.position))
+        return manifest
+
+    def refuse_without_signer(self) -> None:
+        """`UsageError` where readers with a key would refuse whatever is written from here."""
+        if self.channel.signature is not None and self.signing.signer is None:
+            hint = "Name the private key with sign=… (--sign), and the root's public key with trust=… (--trust)."
+            raise UsageError("this channel is signed", file=self.store.url, hint=hint)
 
     def _commit_listed(self, manifest: Manifest, data: bytes, lost: str) -> None:
         """For stores without create-if-absent: write under our own name, and list the commits of other writers.
@@ -243,25 +279,36 @@ class Chain(ChainReader):
         if read_record(self.store, own) != data:
             raise _conflict(self.store, lost)
 
-    def _is_stale(self, manifest: Manifest) -> bool:
-        """Whether the channel has moved on, or was started over, without the writer of ``manifest``.
+    def _fits(self, manifest: Manifest) -> Manifest | None:
+        """The manifest as it is committed, signed where we sign; None if the channel has moved on without its writer.
 
         If the writer was suspended for long, the manifest that should fence it may have been collected. So there must
         also be no later version, and the version before must be the base.
         """
         version = manifest.position.version
         with suppress(MissingError):
-            if self.manifest(version) == manifest:
-                return False
+            found = self.manifest(version)
+            if found.unsigned == manifest:
+                return found
         if next(self.versions(version), None) is not None:
-            return True
+            return None
         try:
-            before = self.manifest(version - 1).position if version else None
+            before = self.manifest(version - 1) if version else None
         except MissingError as error:
             if error.key is None:
                 raise  # the bucket is missing, not a version
-            return True
-        return manifest.base is not None and before != manifest.base
+            return None
+        if manifest.base is not None and (before is None or before.position != manifest.base):
+            return None
+        return self._signed(manifest, before)
+
+    def _signed(self, manifest: Manifest, before: Manifest | None) -> Manifest:
+        signer = self.signing.signer
+        if signer is None:
+            return manifest
+        previous = hashlib.sha256(dump_record(before)).hexdigest() if before is not None else None
+        keyring = self.guard.keyring_number if self.guard is not None else 0
+        return signed(replace(manifest, previous=previous, keyring=keyring), self.channel.id, signer)
 
 
 def _create(store: Store, key: str, data: bytes, lost: str) -> None:

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Self, TypeVar
 
 from weightcast.channel.edge import Edge, edge_from_key, edge_of, leads_to_commit
+from weightcast.channel.guard import Guard
 from weightcast.channel.keys import (
     ANCHORS,
     CHANNEL,
@@ -33,11 +34,13 @@ from weightcast.channel.records import (
     head_from_json,
     load_record,
 )
+from weightcast.channel.trust import NO_SIGNING, Seen, Signing
 from weightcast.errors import (
     AccessError,
     ChannelError,
     FormatError,
     MissingError,
+    TrustError,
     UnsupportedError,
     about,
 )
@@ -57,28 +60,59 @@ _LIST_THEM = "`weightcast log URL` lists the versions."
 
 
 class ChainReader:
-    """A channel in a store, to read."""
+    """A channel in a store, to read. With a trusted key, nothing that it returns lacks a signature of that key's."""
 
-    def __init__(self, store: Store, channel: Channel):
+    def __init__(self, store: Store, channel: Channel, signing: Signing = NO_SIGNING, guard: Guard | None = None):
         self.store = store
         self.channel = channel
+        self.signing = signing
+        """Internal: what is trusted and signed with."""
+        self.guard = guard
+        """Internal: what checks signatures; None if no key is trusted."""
 
     @classmethod
-    def open(cls, store: Store) -> Self:
-        """The channel in ``store``; `ChannelError` if there is none."""
+    def open(cls, store: Store, signing: Signing = NO_SIGNING, seen: Seen | None = None) -> Self:
+        """The channel in ``store``; `ChannelError` if there is none, `TrustError` if it is not of the trusted key.
+
+        ``seen`` is what the reader has seen of it before.
+        """
         data = _channel_record(store)
-        with about(file=f"{store.url}/{CHANNEL}", hint=REPAIR):
-            return cls(store, channel_from_json(data))
+        file = f"{store.url}/{CHANNEL}"
+        with about(file=file, hint=REPAIR):
+            channel = channel_from_json(data)
+        if signing.trust is None:
+            return cls(store, channel, signing)
+        guard = Guard(store, signing.trust, seen)
+        guard.enter(channel, file)
+        return cls(store, channel, signing, guard)
+
+    def opened_again(self) -> Self:
+        """The channel that is in the store now, for a reader that has seen this one."""
+        return type(self).open(self.store, self.signing, self.guard.seen if self.guard else None)
 
     def manifest(self, version: int) -> Manifest:
         """The commit of a version; `MissingError` if there is none, or it was collected."""
+        key, data = self.read_manifest(version)
+        try:
+            return self.parse_manifest(version, key, data)
+        except (TrustError, FormatError):
+            at_home = _at_home(self.store, key)
+            if at_home is None or at_home == data:
+                raise
+            return self.parse_manifest(version, key, at_home)
+
+    def read_manifest(self, version: int) -> tuple[str, bytes]:
+        """The key and the bytes of a version's commit; `MissingError` as for `manifest`."""
         key = manifest_key(version)
         if self.channel.fence == "list":
             listed = self._commits_of(version)
             if not listed:
                 raise MissingError(f"there is no version {version}", url=self.store.url, key=key, hint=_LIST_THEM)
             key = listed[0]
-        data = read_record(self.store, key)
+        return key, read_record(self.store, key)
+
+    def parse_manifest(self, version: int, key: str, data: bytes) -> Manifest:
+        """The commit that these bytes are; `FormatError` or `ChannelError` if they are not one of that version."""
         with about(file=f"{self.store.url}/{key}", hint=_DAMAGED):
             manifest = load_record(Manifest, data)
             if manifest.channel != self.channel.id:
@@ -86,7 +120,9 @@ class ChainReader:
                 raise ChannelError("this version belongs to another channel: it was reset", hint=hint)
             if manifest.position.version != version:
                 raise FormatError(f"the commit of version {version} says it is {manifest.position.version}")
-            return manifest
+        if self.guard is not None:
+            self.guard.check_manifest(manifest, data)
+        return manifest
 
     def after(self, version: int) -> Manifest | None:
         """The commit of the next version, or None: one small request."""
@@ -106,8 +142,10 @@ class ChainReader:
         newest = max(self.versions((hint or 0) - 1), default=None)
         if newest is None and hint:
             newest = max(self.versions(), default=None)
+        seen = self.guard.seen.version if self.guard is not None else -1  # a listing may be older than what was seen
         found: Manifest | None = None
-        for candidate in sorted({version for version in (hint, newest) if version is not None}, reverse=True):
+        candidates = {version for version in (hint, newest, seen) if version is not None and version >= 0}
+        for candidate in sorted(candidates, reverse=True):
             with suppress(MissingError):
                 found = self.manifest(candidate)
                 break
@@ -116,6 +154,8 @@ class ChainReader:
             if following is None:
                 break
             found = following
+        if self.guard is not None:
+            self.guard.check_head(found, seen)
         return found
 
     def versions(self, after: int = -1) -> Iterator[int]:
@@ -144,15 +184,21 @@ class ChainReader:
 
     def edges(self, start: int | None, goal: int) -> list[Edge]:
         """Every edge that a route from ``start`` (None: from nothing) to ``goal`` may use, by listings."""
+        if self.guard is not None:
+            self.guard.refresh()
         anchors = self.anchor_edges()
         first = start if start is not None else min((edge.result for edge in anchors), default=0)
         committed = set(self.versions(first))
         deltas = [edge for edge in self.delta_edges(first, goal) if edge.result in committed]
-        squashes = [edge for edge in self.squash_edges(first) if edge.result <= goal]
+        squashes = [edge for edge in self.squash_edges(first) if edge.result <= goal and self.accepts(edge)]
         listed = max(committed, default=first)
         if goal - listed <= _MOST_PROBES:
             deltas += self._unlisted(range(listed + 1, goal + 1))
         return self._agreed([edge for edge in anchors if first <= edge.result <= goal] + squashes + deltas)
+
+    def accepts(self, edge: Edge) -> bool:
+        """Whether a route may be planned with this edge, as far as the trusted key is concerned."""
+        return self.guard is None or self.guard.accepts(edge)
 
     def _agreed(self, edges: list[Edge]) -> list[Edge]:
         """The edges that lead to what was committed. A manifest is read only where the keys of a version disagree."""
@@ -182,8 +228,12 @@ class ChainReader:
         return [edge for edge in self._finished_anchors() if edge.kind == "reference"]
 
     def references(self) -> list[Anchor]:
-        """The records of `reference_edges`."""
-        return [self.anchor(edge.record) for edge in self.reference_edges()]
+        """The records of `reference_edges`, without those that the trusted key does not vouch for."""
+        found = []
+        for edge in self.reference_edges():
+            with suppress(TrustError):
+                found.append(self.anchor(edge.record))
+        return found
 
     def _finished_anchors(self) -> list[Edge]:
         return [edge for edge, files in self.anchor_folders() if any(listed.key == edge.record for listed in files)]
@@ -224,15 +274,25 @@ class ChainReader:
                 yield edge
 
     def anchor(self, key: str, manifest: Manifest | None = None) -> Anchor:
-        """The record of an anchor, by its key; `FormatError` if ``manifest`` commits the key with other bytes."""
-        data = read_record(self.store, key)
+        """The record of an anchor, by its key; `FormatError` if ``manifest`` commits the key with other bytes.
+
+        With a trusted key, one that ``manifest`` does not commit must be signed itself.
+        """
+        return self.parse_anchor(key, read_record(self.store, key), manifest)
+
+    def parse_anchor(self, key: str, data: bytes, manifest: Manifest | None = None) -> Anchor:
+        """The record that these bytes are, as for `anchor`."""
         with about(file=f"{self.store.url}/{key}"):
             if manifest is not None and manifest.key == key and summary(data)[0] != manifest.objects[0].sha256:
                 raise FormatError("this is not the record that was committed")
             anchor = load_record(Anchor, data)
             if anchor.channel != self.channel.id or not all(ref.key.startswith(parent(key)) for ref in anchor.files):
                 raise FormatError("this anchor belongs to another channel or folder")
-            return anchor
+        if self.guard is not None and not _is_at(read_anchor_key(key), anchor):
+            raise FormatError("this anchor belongs to another folder", file=f"{self.store.url}/{key}")
+        if self.guard is not None and (manifest is None or manifest.key != key):
+            self.guard.check_anchor(anchor, f"{self.store.url}/{key}")
+        return anchor
 
     def find(self, digest: str, head: Manifest) -> int | None:
         """The newest version with this digest, as far as keys show it; None if there is none."""
@@ -247,12 +307,24 @@ class ChainReader:
         return None
 
 
+def _is_at(place: AnchorFile | None, anchor: Anchor) -> bool:
+    at = anchor.position
+    return place is not None and (place.version, place.digest) == (at.version, at.digest[:16])
+
+
 def read_record(store: Store, key: str, most: int = MAX_JSON) -> bytes:
     """The bytes of a record; `FormatError` if it has more than ``most``."""
     data = store.get(key, 0, most + 1)
     if len(data) > most:
         raise FormatError(f"the object is larger than {most:,} bytes", file=f"{store.url}/{key}")
     return data
+
+
+def _at_home(store: Store, key: str) -> bytes | None:
+    """A record that is not right, as the home has it; None if it came from there, or the home does not say."""
+    from weightcast.channel.nearest import Nearest  # which reads hints as this module does
+
+    return store.at_home(key) if isinstance(store, Nearest) else None
 
 
 def read_hint(store: Store, key: str, parse: Callable[[bytes], T]) -> T | None:

@@ -35,7 +35,7 @@ def edge_from_key(key: str, nbytes: int) -> Edge | None:
     delta, squash = read_delta_key(key), read_squash_key(key)
     if delta:
         return Edge("delta", delta.version - 1, delta.version, nbytes, delta.delta, delta.digest)
-    return Edge("squash", squash[0], squash[1], nbytes, key, squash[2]) if squash else None
+    return Edge("squash", squash.base, squash.result, nbytes, key, squash.digest) if squash else None
 
 
 def edge_of(manifest: Manifest) -> Edge:
@@ -49,7 +49,7 @@ def squash_object(edge: Edge) -> ObjectRef:
     found = read_squash_key(edge.key)
     if found is None:
         raise ValueError(f"{edge.key} is not the key of a squash")
-    return ObjectRef(edge.key, edge.nbytes, found[3])
+    return ObjectRef(edge.key, edge.nbytes, found.sha256)
 
 
 def leads_to_commit(edge: Edge, manifest: Manifest | None) -> bool:

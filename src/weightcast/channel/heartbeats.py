@@ -8,11 +8,16 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.chain_reader import read_hint
 from weightcast.channel.keys import REPLICAS, replica_key
 from weightcast.channel.records import Heartbeat, dump_record, load_record
+from weightcast.channel.signed import signed
+from weightcast.errors import TrustError
 
 _parse = partial(load_record, Heartbeat)
 
 
 def put_heartbeat(chain: Chain, heartbeat: Heartbeat) -> None:
+    """Report, signed if the chain has a private key."""
+    if chain.signing.signer is not None:
+        heartbeat = signed(heartbeat, chain.channel.id, chain.signing.signer)
     chain.store.put(replica_key(heartbeat.replica), dump_record(heartbeat))
 
 
@@ -27,6 +32,18 @@ def heartbeat_of(chain: Chain, replica: str) -> Heartbeat | None:
 
 
 def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:
-    """The last heartbeat of each replica, and when the store received it."""
+    """The last heartbeat of each replica, and when the store received it; with a trusted key only signed ones."""
+    if chain.guard is not None:
+        chain.guard.refresh()  # a trainer waits for days: replicas' keys come and go meanwhile
     found = ((read_hint(chain.store, listed.key, _parse), listed.modified) for listed in chain.store.list(REPLICAS))
-    return [(heartbeat, when) for heartbeat, when in found if heartbeat is not None]
+    return [(heartbeat, when) for heartbeat, when in found if heartbeat is not None and _counts(chain, heartbeat)]
+
+
+def _counts(chain: Chain, heartbeat: Heartbeat) -> bool:
+    if chain.guard is None:
+        return True
+    try:
+        chain.guard.check_heartbeat(heartbeat, f"{chain.store.url}/{replica_key(heartbeat.replica)}")
+    except TrustError:
+        return False
+    return True

@@ -13,6 +13,7 @@ MAX_VERSION = 10**12 - 1
 CHANNEL, HEAD, WRITER, INDEX = "channel.json", "head.json", "writer.json", "index.json"
 MANIFESTS, DELTAS, SQUASHES, ANCHORS = "manifests/", "deltas/", "squashes/", "anchors/"
 PINS, TAGS, REPLICAS, DOOMED = "pins/", "tags/", "replicas/", "doomed/"
+KEYRING = "keyring/"
 RECORD, CHANNEL_COPY = "anchor.json", "channel.json"
 """In an anchor's folder: what it consists of, and a copy of the channel's own record to repair that from."""
 
@@ -39,9 +40,10 @@ def delta_key(position: Position, sha256: str, folder: str | None = None) -> str
     return f"{DELTAS}{position.version:012d}-{position.digest[:16]}-{inside}.safetensors"
 
 
-def squash_key(base: int, position: Position, sha256: str) -> str:
-    """A squash has no record: its key holds all that a reader must know."""
-    return f"{SQUASHES}{base:012d}-{position.version:012d}-{position.digest[:16]}-{sha256}.safetensors"
+def squash_key(base: int, position: Position, sha256: str, signature: tuple[str, str] | None = None) -> str:
+    """A squash has no record: its key holds all that a reader must know, the signer's id and signature included."""
+    signed = "".join(f"-{part}" for part in signature or ())
+    return f"{SQUASHES}{base:012d}-{position.version:012d}-{position.digest[:16]}-{sha256}{signed}.safetensors"
 
 
 def anchor_folder(position: Position, mark: str) -> str:
@@ -52,6 +54,10 @@ def anchor_folder(position: Position, mark: str) -> str:
 def parent(key: str) -> str:
     """The folder that an object is in, with `/` at its end."""
     return key[: key.rindex("/") + 1]
+
+
+def keyring_key(number: int) -> str:
+    return f"{KEYRING}{number:012d}.json"
 
 
 def pin_key(version: int) -> str:
@@ -69,7 +75,11 @@ def replica_key(replica: str) -> str:
 _DELTA = re.compile(
     rf"({DELTAS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}})(?:\.safetensors|/[0-9a-f]{{16}}\.safetensors)", re.ASCII
 )
-_SQUASH = re.compile(rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-f]{{64}})\.safetensors", re.ASCII)
+_SQUASH = re.compile(
+    rf"{SQUASHES}(\d{{12}})-(\d{{12}})-([0-9a-f]{{16}})-([0-9a-f]{{64}})"
+    r"(?:-([0-9a-f]{16})-([0-9A-Za-z_-]{86}))?\.safetensors",
+    re.ASCII,
+)
 _ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)", re.ASCII)
 _MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,120}}))?\.json", re.ASCII)
 _PIN = re.compile(rf"{PINS}(\d{{12}})\.json", re.ASCII)
@@ -93,10 +103,23 @@ def read_delta_key(key: str) -> DeltaObject | None:
     return DeltaObject(int(found[2]), found[3], key if key == f"{found[1]}.safetensors" else f"{found[1]}/")
 
 
-def read_squash_key(key: str) -> tuple[int, int, str, str] | None:
-    """(base version, result version, first digits of its digest, SHA-256)"""
+@dataclass(frozen=True)
+class SquashObject:
+    """A squash, by its key; ``digest`` has the first digits of its result's."""
+
+    base: int
+    result: int
+    digest: str
+    sha256: str
+    signature: tuple[str, str] | None
+    """The signer's id and the signature, if it is signed."""
+
+
+def read_squash_key(key: str) -> SquashObject | None:
     found = _SQUASH.fullmatch(key)
-    return (int(found[1]), int(found[2]), found[3], found[4]) if found and int(found[1]) < int(found[2]) else None
+    if not found or int(found[1]) >= int(found[2]):
+        return None
+    return SquashObject(int(found[1]), int(found[2]), found[3], found[4], (found[5], found[6]) if found[5] else None)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Set
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,14 +24,18 @@ from weightcast.channel.keys import (
     read_anchor_key,
     read_delta_key,
 )
+from weightcast.channel.signing import is_key_id, is_signature
 from weightcast.disk.companions import wanted
 from weightcast.errors import FormatError, UsageError, VersionError
+from weightcast.format.cut import MAX_CUTS, MAX_PARTS, MAX_PATTERN, Cut
 from weightcast.format.json import parse_json
 from weightcast.format.spec import MAX_ELEMENTS, MAX_RANK, TensorSpec, TensorTable
 
 FORMAT = 1
 MAX_JSON = 1 << 26
 """Bytes of any JSON object of a channel."""
+MAX_PHASES = 32
+"""Phases of an update in a heartbeat."""
 
 T = TypeVar("T")
 
@@ -52,10 +57,12 @@ class Channel:
     """Random: two channels of one model are two channels."""
     table: TensorTable
     fence: str = "create"
+    signer: str | None = None
+    signature: str | None = None
 
     @cached_property
     def id(self) -> str:
-        """A digest of all the rest. Every manifest and every anchor carries it, so each of them covers this record."""
+        """A digest of all but the signature. Each manifest and anchor carries it, and so covers this record."""
         return hashlib.sha256(to_json("channel", _channel_fields(self))).hexdigest()[:32]
 
 
@@ -76,6 +83,17 @@ class Manifest:
     writer: str
     label: str | None = None
     """One line for people, from the publisher."""
+    keyring: int = 0
+    """The newest key list that the writer knew, where it signs."""
+    previous: str | None = None
+    """The SHA-256 of the manifest of the version before, where it signs."""
+    signer: str | None = None
+    signature: str | None = None
+
+    @property
+    def unsigned(self) -> Manifest:
+        """What the writer wanted to commit, before it was signed."""
+        return replace(self, keyring=0, previous=None, signer=None, signature=None)
 
     @property
     def nbytes(self) -> int:
@@ -116,8 +134,12 @@ class Anchor:
     position: Position
     files: tuple[ObjectRef, ...]
     reference: Reference | None = None
+    pins: tuple[ObjectRef, ...] = ()
+    """Of a reference that is signed: the names, sizes and SHA-256s of its files."""
     boxes: bool = False
     """Whether the weights are patches of boxes, as ranks of a sharded training wrote them, not yet a checkpoint."""
+    signer: str | None = None
+    signature: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -138,6 +160,12 @@ class Heartbeat:
     """Random, one per process: distinguishes two processes that report under one name."""
     ran: int | None = None
     """The newest version for which the replica's command succeeded; None where it runs none."""
+    cuts: tuple[Cut, ...] = ()
+    """The parts that the workers of its engine hold of tensors."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What its last update took, by phase."""
+    signer: str | None = None
+    signature: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +181,12 @@ class Lease:
 def to_json(kind: str, fields: Mapping[str, Any]) -> bytes:
     """Canonical: sorted keys, no white space, so that equal records are equal bytes. Dataclasses become lists."""
     record = {"format": FORMAT, "kind": kind, **fields}
-    return json.dumps(record, separators=(",", ":"), sort_keys=True, ensure_ascii=True, default=astuple).encode()
+    return json.dumps(record, separators=(",", ":"), sort_keys=True, ensure_ascii=True, default=_values).encode()
+
+
+def _values(record: Any) -> list[Any]:
+    """The fields of a small dataclass; `astuple` copies each of them deeply, which takes four times as long."""
+    return [getattr(record, field.name) for field in dataclass_fields(record)]
 
 
 def from_json(
@@ -178,7 +211,7 @@ Record = Manifest | Tag | Anchor | Heartbeat | Lease
 
 R = TypeVar("R", Manifest, Tag, Anchor, Heartbeat, Lease)
 
-_OPTIONAL = {"label", "boxes"}
+_OPTIONAL = {"label", "boxes", "cuts", "pins", "seconds", "keyring", "previous", "signer", "signature"}
 """Fields that are left out where there is nothing to say."""
 
 _DECIMALS = {"pause": 6, "time": 3}
@@ -189,6 +222,8 @@ def dump_record(record: Record) -> bytes:
     for name, decimals in _DECIMALS.items():
         if fields.get(name) is not None:
             fields[name] = round(fields[name], decimals)
+    if fields.get("seconds"):
+        fields["seconds"] = {phase: round(seconds, 6) for phase, seconds in fields["seconds"].items()}
     return to_json(type(record).__name__.lower(), fields)
 
 
@@ -261,6 +296,12 @@ def _list(what: str, *reads: Read) -> Callable[[Any], list[Any]]:
     return read
 
 
+_signature: dict[str, Read] = {
+    "signer": _value("the id of a key", lambda value: isinstance(value, str) and is_key_id(value)),
+    "signature": _value("a signature", lambda value: isinstance(value, str) and is_signature(value)),
+}
+
+
 def _time(value: Any) -> float:
     _expect(type(value) in (int, float) and 0 <= value < _END_OF_TIME, "a time")
     return float(value)
@@ -285,6 +326,21 @@ def _files(value: Any) -> tuple[ObjectRef, ...]:
     return tuple(ObjectRef(*_object(file)) for file in value)
 
 
+_parts = _value("a number of parts", lambda value: type(value) is int and 1 <= value <= MAX_PARTS)
+_cut = _list("a cut", _text("the name of a tensor", MAX_PATTERN), _natural("a dimension", MAX_RANK), _parts)
+
+
+def _cuts(value: Any) -> tuple[Cut, ...]:
+    _expect(isinstance(value, list) and 0 < len(value) <= MAX_CUTS, "a list of cuts")
+    return tuple(Cut(*_cut(one)) for one in value)
+
+
+def _phases(value: Any) -> dict[str, float]:
+    is_good = isinstance(value, dict) and 0 < len(value) <= MAX_PHASES
+    _expect(is_good and all(re.fullmatch("[a-z]{1,20}", phase) for phase in value), "a list of phases")
+    return {phase: _time(seconds) for phase, seconds in value.items()}
+
+
 _FIELDS: dict[type[Record], dict[str, Read]] = {
     Manifest: {
         "channel": _id("a channel's id"),
@@ -297,6 +353,9 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
         "time": _time,
         "writer": _text("a writer's name", 100),
         "label": _value("a label", lambda value: isinstance(value, str) and is_label(value)),
+        "keyring": _natural("the number of a key list", MAX_VERSION + 1),
+        "previous": _hex("a SHA-256"),
+        **_signature,
     },
     Tag: {
         "channel": _id("a channel's id"),
@@ -309,7 +368,9 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
         "position": position_from_json,
         "files": _files,
         "reference": _optional(lambda value: Reference(*_reference(value))),
+        "pins": _files,
         "boxes": _value("a kind of anchor", lambda value: value is True),
+        **_signature,
     },
     Heartbeat: {
         "replica": _text("a replica's name", 100),
@@ -319,6 +380,9 @@ _FIELDS: dict[type[Record], dict[str, Read]] = {
         "pause": _optional(_time),
         "instance": _id("an instance"),
         "ran": _optional(_version),
+        "cuts": _cuts,
+        "seconds": _phases,
+        **_signature,
     },
     Lease: {
         "writer": _text("a writer's name", 100),
@@ -360,6 +424,9 @@ def _check_anchor(anchor: Anchor) -> None:
     _expect(len({ref.key for ref in anchor.files}) == len(anchor.files), "a list of files")
     _expect((anchor.reference is None) == bool(anchor.files), "an anchor of neither files nor a reference")
     _expect(not (anchor.boxes and anchor.reference), "an anchor of boxes elsewhere")
+    pinned = [ref.key for ref in anchor.pins]
+    _expect(not pinned or anchor.reference is not None, "a list of files elsewhere")
+    _expect(len(set(pinned)) == len(pinned) == len(wanted(filter(is_plain_file, pinned))), "a list of files elsewhere")
 
 
 def _is_at(place: AnchorFile, position: Position) -> bool:
@@ -378,7 +445,7 @@ def head_from_json(data: bytes) -> Position:
 
 
 def _channel_fields(channel: Channel) -> dict[str, Any]:
-    """All but the id."""
+    """All that the id covers."""
     return {
         "aliases": dict(channel.table.aliases),
         "fence": channel.fence,
@@ -388,11 +455,12 @@ def _channel_fields(channel: Channel) -> dict[str, Any]:
 
 
 def channel_to_json(channel: Channel) -> bytes:
-    return to_json("channel", {**_channel_fields(channel), "id": channel.id})
+    signature = {name: getattr(channel, name) for name in _signature if getattr(channel, name)}
+    return to_json("channel", {**_channel_fields(channel), "id": channel.id, **signature})
 
 
 def channel_from_json(data: bytes) -> Channel:
-    return from_json(data, "channel", {"aliases", "fence", "id", "nonce", "tensors"}, _channel)
+    return from_json(data, "channel", {"aliases", "fence", "id", "nonce", "tensors"}, _channel, _signature.keys())
 
 
 def _channel(fields: dict[str, Any]) -> Channel:
@@ -404,7 +472,8 @@ def _channel(fields: dict[str, Any]) -> Channel:
         table = TensorTable.of((_tensor(tensor) for tensor in tensors), aliases)
     except UsageError as error:
         raise FormatError(f"the table is impossible: {error}") from None
-    channel = Channel(_id("a nonce")(fields["nonce"]), table, fields["fence"])
+    signature = {name: read(fields[name]) for name, read in _signature.items() if name in fields}
+    channel = Channel(_id("a nonce")(fields["nonce"]), table, fields["fence"], **signature)
     if channel.id != fields["id"]:
         raise FormatError("the channel's record is damaged: its id is not the digest of its content")
     return channel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from weightcast.channel.keys import is_plain_file
-from weightcast.channel.records import Reference
+from weightcast.channel.records import ObjectRef, Reference
 from weightcast.disk.checkpoint import INDEX, SINGLE
 from weightcast.disk.companions import remove_code_references, wanted
-from weightcast.disk.durable import Report, discard, require_space, silent, space_errors, sync_folder
+from weightcast.disk.durable import Report, discard, require_space, scratch, silent, space_errors, sync_folder
 from weightcast.errors import (
     AccessError,
     FormatError,
     MissingError,
     StoreError,
+    TrustError,
     UnreachableError,
     UnsupportedError,
     UsageError,
 )
 from weightcast.format.json import parse_json
 from weightcast.format.safetensors import MAX_HEADER
+from weightcast.store.download import sha256_of, summed
 from weightcast.store.hub import asking, endpoint, library
 
 _COMPANIONS = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
@@ -63,6 +65,7 @@ def bring(
     *,
     linked: bool = False,
     expected_bytes: int | None = None,
+    pins: Sequence[ObjectRef] = (),
 ) -> None:
     """Put the model's weights, and the files needed to load them, into ``folder``; `StoreError` if that fails.
 
@@ -71,10 +74,14 @@ def bring(
 
     Sizes are checked before anything is downloaded. Weights of far more than ``expected_bytes``, the size of the
     channel's tensors, are a `StoreError`; more than the disk has room for is a `SpaceError`.
+
+    With ``pins`` these files are put there and no others, and `TrustError` is raised if one of them has other bytes.
     """
     with _asking(reference) as hub:
         snapshot = _snapshot(hub, reference, folder, report, linked=linked, expected_bytes=expected_bytes)
     files = _files_in(snapshot)
+    if pins:
+        files = _pinned(files, pins, _url(reference))
     for path in folder.iterdir():
         discard(path)
     if not linked:
@@ -196,6 +203,24 @@ def _files_in(snapshot: Path) -> dict[str, Path]:
     weights = _weights(snapshot / INDEX if INDEX in names else None, SINGLE in names, str(snapshot))
     matching = {name for name in names if any(fnmatchcase(name, pattern) for pattern in (*_COMPANIONS, *weights))}
     return {name: (snapshot / name).resolve() for name in wanted(filter(is_plain_file, matching))}
+
+
+def pins_of(reference: Reference, report: Report = silent) -> tuple[ObjectRef, ...]:
+    """The files that readers of a reference get, with their sizes and SHA-256s; fetches what the cache lacks."""
+    with scratch() as folder, _asking(reference) as hub:
+        snapshot = _snapshot(hub, reference, folder, report, linked=True, expected_bytes=None)
+    found = summed(_files_in(snapshot))  # in the cache itself: a link would look like a change of the file
+    return tuple(ObjectRef(name, size, sha256) for name, (sha256, size) in sorted(found.items()))
+
+
+def _pinned(files: Mapping[str, Path], pins: Sequence[ObjectRef], url: str) -> dict[str, Path]:
+    for pin in pins:
+        path = files.get(pin.key)
+        if path is None or path.stat().st_size != pin.size or sha256_of(path) != pin.sha256:
+            what = f"the model has no {pin.key}" if path is None else f"{pin.key} has other bytes"
+            hint = "The model's repository was changed, or the Hub is not who it should be."
+            raise TrustError(f"{what} than were signed", reason="forged", file=url, hint=hint)
+    return {pin.key: files[pin.key] for pin in pins}
 
 
 def _place(source: Path, target: Path, linked: bool) -> None:

@@ -16,6 +16,7 @@ import logging
 import signal
 from collections.abc import Callable
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, get_type_hints
 
 import typer
@@ -96,7 +97,7 @@ class _Verb(_Lean, TyperCommand):
 
     def get_params(self, context: Any) -> list[Any]:
         if self.callback is None:
-            name = str(self.name).replace("-", "_")
+            name = str(self.name).replace("-", "_") + "_" * iskeyword(str(self.name))
             made = _command_of(getattr(import_module(f"weightcast.cli.{name}"), name))
             self.callback, self.params, self.help = made.callback, made.params, made.help
         return super().get_params(context)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import HEAD_WORD, MAX_VERSION
+from weightcast.channel.nearest import Nearest
 from weightcast.channel.records import Manifest
 from weightcast.channel.tags import read_tag
 from weightcast.cli.settings import settings
 from weightcast.disk.durable import Report, silent
-from weightcast.errors import ChannelError, MissingError, UsageError
+from weightcast.errors import ChannelError, MissingError, TrustError, UsageError
 from weightcast.store import open_store
 from weightcast.store.base import Store
+from weightcast.store.retry import hasty
 
 
 def open_bucket(url: str, report: Report = silent) -> Store:
     """The bucket at an address, within --limit-rate; ``report`` is for uploads."""
-    store = open_store(url, report)
+    return _limited(open_store(url, report))
+
+
+def _limited(store: Store) -> Store:
     if settings.limit_rate is None:
         return store
     from weightcast.store.rate import Limited
 
     return Limited(store, settings.limit_rate)
+
+
+def open_near(url: str, report: Report = silent, near: Sequence[str] = ()) -> Store:
+    """The bucket at an address, read from these copies first; ``report`` is for uploads."""
+    home = open_bucket(url, report)
+    return Nearest(home, [_limited(hasty(open_store(copy))) for copy in near]) if near else home
 
 
 def open_chain(url: str, report: Report = silent) -> Chain:
@@ -53,6 +66,9 @@ def commit_named(chain: Chain, text: str) -> Manifest:
             hint = f"`weightcast log {chain.store.url}` lists those there are."
             raise UsageError(f"there is no version {int(text)}", file=chain.store.url, hint=hint) from None
     tag = read_tag(chain, text)
+    if chain.guard is not None and not chain.guard.trust.allow_rollback:
+        hint = "Name the version by its number, or say --allow-rollback: a tag can be moved to any version."
+        raise TrustError("tags are not signed", reason="not covered", file=chain.store.url, hint=hint)
     try:
         commit = chain.manifest(tag.position.version)
     except MissingError:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +9,7 @@ from weightcast.channel.keys import Position
 from weightcast.cli.console import tell, uninterrupted, warn
 from weightcast.cli.settings import settings
 from weightcast.disk.durable import disk_errors
+from weightcast.follow.command import run_command
 from weightcast.follow.command_record import Ran, read_ran, write_ran
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.store.backoff import CLOCK, Backoff, Clock
@@ -58,7 +55,14 @@ class Command:
     def run(self, channel: str, arrival: Arrival, event: bool = False) -> int:
         """Run it now; its exit code. The mirror's files do not change meanwhile."""
         with MirrorFolder(self._folder).shared():
-            code = execute(self._text, self._folder, arrival)
+            code = run_command(
+                self._text,
+                self._folder,
+                arrival.position,
+                arrival.step,
+                stdout=2 if settings.as_json else None,  # standard output is for JSON alone if there is any
+                starting=uninterrupted,
+            )
         if code:
             self.failed(arrival.position, f"the command ended with exit code {code}")
         else:
@@ -79,36 +83,3 @@ class Command:
             self._backoff.succeeded()
         self._failed, self.problem = position, problem
         self._not_before = self._clock.now() + self._backoff.failed()
-
-
-def execute(command: str, folder: Path, arrival: Arrival) -> int:
-    """Run a command in the shell with the version in its environment; its exit code.
-
-    It has a session of its own, so that a signal to us reaches it through us, and it is waited for.
-    """
-    values = {
-        "WEIGHTCAST_VERSION": str(arrival.position.version),
-        "WEIGHTCAST_STEP": "" if arrival.step is None else str(arrival.step),
-        "WEIGHTCAST_FOLDER": str(folder.absolute()),
-        "WEIGHTCAST_DIGEST": arrival.position.digest,
-    }
-    # Standard output is for JSON alone if there is any; no other file of ours is open in the child.
-    child = None
-    try:
-        with uninterrupted():  # a signal right after the fork would leave a child that is never waited for
-            child = subprocess.Popen(
-                command,
-                shell=True,
-                env=os.environ | values,
-                stdin=subprocess.DEVNULL,
-                stdout=2 if settings.as_json else None,
-                start_new_session=True,
-            )
-        code = child.wait()
-    except KeyboardInterrupt:
-        if child is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-            child.wait()
-        raise
-    return code if code >= 0 else 128 - code

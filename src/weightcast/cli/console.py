@@ -33,6 +33,7 @@ from weightcast.errors import (
     MismatchError,
     SpaceError,
     StoreError,
+    TrustError,
     UsageError,
     WeightcastError,
 )
@@ -50,6 +51,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     ChannelError: 9,
     SpaceError: 11,
     EngineError: 12,
+    TrustError: 15,
 }
 """The first that fits counts. Any other error is 1; a signal is 128 and its number."""
 
@@ -59,12 +61,16 @@ FOUND = EXIT_CODES[MismatchError]
 SHORT = 13
 """An older version than the newest was reached, since no intact route leads further."""
 
+UNPROVEN = 14
+"""An engine is at a version as far as it can be read back, which is not everywhere."""
+
 EXIT_CODES_HELP = (
     "Exit codes: 0 done; 1 anything else; 2 wrong usage; 3 weights do not belong together, or verify found something; "
     "4 bytes break the format; 5 a checkpoint is not what it should be; 6 an interrupted apply must be resumed first; "
     "7 the bucket did not do what was asked; 8 it refuses these credentials; 9 the channel does not allow it; "
     "10 another writer was first; 11 the disk is full; 12 an engine did not do what was asked; "
-    "13 pull reached an older version than the newest, since newer ones are damaged; 130 interrupted."
+    "13 pull reached an older version than the newest, since newer ones are damaged; 14 an engine is at a version but "
+    "for tensors that cannot be read back; 15 the trusted key does not vouch for it; 130 interrupted."
 )
 
 

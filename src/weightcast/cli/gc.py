@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from weightcast.channel.retention import Retention
-from weightcast.cli.channels import open_chain
 from weightcast.cli.console import caution, say, tell
-from weightcast.cli.options import Url
+from weightcast.cli.options import TrustedKey, Url
 from weightcast.cli.text import Column, Table
+from weightcast.cli.trusting import open_trusted, trust_of
 from weightcast.cli.wording import count, ranges, seconds, size
 from weightcast.upkeep import collect
 
@@ -37,6 +37,7 @@ def gc(
     patience: Annotated[
         str, typer.Option(metavar="TIME", help="Keep nothing for replicas whose version is older than this.")
     ] = "28d",
+    trust: TrustedKey = None,
 ) -> None:
     """Delete what no replica needs any more.
 
@@ -47,7 +48,7 @@ def gc(
     """
     times = seconds(window), seconds(grace), seconds(patience)
     policy = Retention(*times, keep_last=keep_last, keep_daily=keep_daily, keep_weekly=keep_weekly)
-    found = collect.collect(open_chain(url), policy, dry_run=dry_run)
+    found = collect.collect(open_trusted(url, trust_of(trust)), policy, dry_run=dry_run)
     tell(
         {
             "dry_run": dry_run,

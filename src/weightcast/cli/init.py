@@ -9,7 +9,7 @@ import typer
 from weightcast.channel.records import Reference
 from weightcast.cli.channels import open_bucket
 from weightcast.cli.console import caution, computing, report
-from weightcast.cli.options import Threads, Url
+from weightcast.cli.options import Sign, Threads, Url
 from weightcast.errors import UsageError
 from weightcast.publish import open as begin
 from weightcast.publish.open import left_out
@@ -37,13 +37,16 @@ def init(
     ] = None,
     step: Annotated[int | None, typer.Option(min=0, help="The training step of version 0.")] = None,
     threads: Threads = None,
+    sign: Sign = None,
 ) -> None:
     """Begin a channel with a checkpoint as its version 0."""
     began = time.monotonic()
     with computing(threads) as (workers, progress):
         weights, elsewhere = _weights(checkpoint, from_hub, reference)
         store = open_bucket(url, progress)
-        manifest = begin.init(store, weights, reference=elsewhere, step=step, workers=workers, report=progress)
+        manifest = begin.init(
+            store, weights, reference=elsewhere, step=step, workers=workers, report=progress, sign=sign
+        )
         unsent = left_out(weights) if isinstance(weights, Path) and elsewhere is None else []
         report(
             {

@@ -1,16 +1,19 @@
 """`weightcast publish URL CHECKPOINT`"""
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weightcast.channel.keys import MAX_LABEL, check_label
-from weightcast.cli.channels import head_of, open_chain
+from weightcast.cli.channels import head_of
 from weightcast.cli.console import computing, say, tell
+from weightcast.cli.event_file import event_sinks
 from weightcast.cli.init import caution_left_out
-from weightcast.cli.options import Codec, Threads, Url
+from weightcast.cli.options import Codec, Events, HeadMirror, Sign, Threads, TrustedKey, Url
+from weightcast.cli.trusting import open_trusted, refuse_default_mirror, trust_of
 from weightcast.cli.wording import ratio, size, span
 from weightcast.follow.mirror_folder import default_mirror
 from weightcast.publish import from_checkpoint as folders
@@ -28,16 +31,14 @@ def publish(
         typer.Option("-m", "--label", metavar="TEXT", help=f"One line for people, up to {MAX_LABEL} characters."),
     ] = None,
     codec: Codec = "banded",
-    mirror: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Where the newest version is kept to compare with; in your cache by default."
-        ),
-    ] = None,
+    mirror: HeadMirror = None,
     anchor: Annotated[
         bool, typer.Option("--anchor", help="Upload it whole, to repair a channel whose newest version is lost.")
     ] = False,
+    events: Events = None,
     threads: Threads = None,
+    sign: Sign = None,
+    trust: TrustedKey = None,
 ) -> None:
     """Publish a checkpoint as the channel's next version.
 
@@ -45,8 +46,11 @@ def publish(
     """
     began = time.monotonic()  # before kernels are loaded or compiled: the user waits for that, too
     check_label(label)
-    with computing(threads) as (workers, progress):
-        chain = open_chain(url, progress)
+    with ExitStack() as opened, computing(threads) as (workers, progress):
+        sinks = event_sinks(events, opened)
+        trusted = trust_of(trust, mirror)
+        refuse_default_mirror(trusted, mirror)
+        chain = open_trusted(url, trusted, mirror, progress, sign=sign)
         head_of(chain)
         keeper = mirror or default_mirror(chain.channel.id)
         is_new = not keeper.exists()
@@ -60,6 +64,8 @@ def publish(
             anchor=anchor,
             workers=workers,
             report=progress,
+            on_event=sinks,
+            signing=chain.signing,
         )
     spent = time.monotonic() - began
     manifest, table = published.manifest, chain.channel.table

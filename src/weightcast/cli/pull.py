@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,17 +12,31 @@ import typer
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
 from weightcast.channel.policy import Newest, Pinned
-from weightcast.cli.channels import head_of, open_chain, version_named
+from weightcast.cli.channels import head_of, version_named
 from weightcast.cli.command import Arrival, Command
 from weightcast.cli.console import SHORT, caution, computing, fields_of, say, tell, warn
+from weightcast.cli.event_file import event_sinks
 from weightcast.cli.following import Outage, print_end, print_event
-from weightcast.cli.options import NAMES, Every, Threads, Url
+from weightcast.cli.options import (
+    NAMES,
+    AllowRollback,
+    Events,
+    Every,
+    MaxAge,
+    Near,
+    Sign,
+    Threads,
+    TrustedKey,
+    Url,
+)
+from weightcast.cli.trusting import open_trusted, trust_of
 from weightcast.cli.wording import is_ahead, size, span
 from weightcast.errors import (
     ChannelError,
     FormatError,
     NoRouteError,
     StoreError,
+    TrustError,
     UsageError,
     VersionError,
     WeightcastError,
@@ -53,6 +67,7 @@ def pull(
         bool, typer.Option("--follow", help="Continue until SIGINT or SIGTERM; a second one exits at once.")
     ] = False,
     every: Every = 1.0,
+    near: Near = None,
     command: Annotated[
         str | None,
         typer.Option("--exec", metavar="CMD", help="Run this in the shell for each new version, until it succeeds."),
@@ -63,7 +78,12 @@ def pull(
             metavar="NAME", help="Report to the bucket under this name; --follow has a default from host and folder."
         ),
     ] = None,
+    events: Events = None,
     threads: Threads = None,
+    trust: TrustedKey = None,
+    allow_rollback: AllowRollback = False,
+    max_age: MaxAge = None,
+    sign: Sign = None,
 ) -> None:
     """Bring FOLDER to a version of the channel, once or continuously.
 
@@ -72,15 +92,27 @@ def pull(
     """
     if follow and version is not None:
         raise UsageError("--follow goes to the newest version and --version to one", hint="Leave one of them out.")
-    with computing(threads) as (workers, progress):
-        chain = open_chain(url)
+    with ExitStack() as opened, computing(threads) as (workers, progress):
+        sinks = event_sinks(events, opened)
+        trusted = trust_of(trust, folder, allow_rollback=allow_rollback, max_age=max_age)
+        chain = open_trusted(url, trusted, folder, near=near or ())
         number = version_named(chain, version) if version is not None else None
         if number is None and not follow:
             head_of(chain)
         policy = Newest() if number is None else Pinned(number)
         name = replica or (default_replica(folder) if follow else None)
         with closing(
-            Subscriber(chain.store, folder, policy, replica=name, threads=workers.threads, report=progress)
+            Subscriber(
+                chain.store,
+                folder,
+                policy,
+                replica=name,
+                threads=workers.threads,
+                report=progress,
+                on_event=sinks,
+                trust=trusted,
+                sign=sign,
+            )
         ) as subscriber:
             run = Command(command, folder) if command is not None else None
             if not follow:
@@ -98,7 +130,7 @@ def _arrival(chain: Chain, position: Position, nbytes: int = 0, seconds: float =
     now = time.time()
     try:
         commit = chain.manifest(position.version)
-    except (StoreError, FormatError, ChannelError):
+    except (StoreError, FormatError, ChannelError, TrustError):
         return Arrival(position, None, nbytes, seconds, None)
     return Arrival(position, commit.step, nbytes, seconds, now - commit.time)
 

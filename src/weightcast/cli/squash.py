@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from weightcast.channel.chain import Chain
-from weightcast.cli.channels import head_of, open_chain
+from weightcast.cli.channels import head_of
 from weightcast.cli.console import SHORT, caution, computing, fields_of, say, tell, writing_to
-from weightcast.cli.options import Threads, Url
+from weightcast.cli.options import Sign, Threads, TrustedKey, Url
 from weightcast.cli.outputs import scratch_folder
 from weightcast.cli.pull import sync_as_far_as_possible
+from weightcast.cli.trusting import open_trusted, trust_of
 from weightcast.cli.wording import size
 from weightcast.disk.durable import Report
 from weightcast.errors import WeightcastError
@@ -34,6 +35,8 @@ def squash(
         bool, typer.Option("--anchor", help="Also upload the newest version whole, for new replicas to begin with.")
     ] = False,
     threads: Threads = None,
+    sign: Sign = None,
+    trust: TrustedKey = None,
 ) -> None:
     """Merge runs of versions into one patch each, so that replicas that lag far have less to fetch.
 
@@ -41,7 +44,7 @@ def squash(
     """
     cut: list[dict[str, Any]] = []
     with computing(threads) as (workers, progress):
-        chain = open_chain(url, progress)
+        chain = open_trusted(url, trust_of(trust), report=progress, sign=sign)
         head_of(chain)
         with _weights_folder(folder) as weights:
             for edge in squashes.squash(chain, weights, workers=workers, report=progress):
@@ -75,6 +78,8 @@ def _cut_anchor(chain: Chain, weights: Path, workers: Workers, report: Report) -
     head = head_of(chain).position.version
     if any(edge.result == head for edge in chain.anchor_edges()):
         return head, None
-    with Subscriber(chain.store, weights / "head", threads=workers.threads, report=report) as subscriber:
+    with Subscriber(
+        chain.store, weights / "head", threads=workers.threads, report=report, trust=chain.signing.trust
+    ) as subscriber:
         _, reason = sync_as_far_as_possible(subscriber)
         return cut_anchor(chain, subscriber.mirror, report).version, reason

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
@@ -18,7 +20,9 @@ from weightcast.cli.channels import head_of, open_chain
 from weightcast.cli.console import facts, report, say, tell
 from weightcast.cli.options import Url
 from weightcast.cli.text import Column, Table, Text
-from weightcast.cli.wording import ago, count, natural, size
+from weightcast.cli.wording import ago, brief, count, natural, size
+from weightcast.errors import UsageError
+from weightcast.events.event import PHASES
 from weightcast.store.base import Listed, debris
 
 if TYPE_CHECKING:
@@ -38,12 +42,28 @@ _KINDS = {
 """Kinds of objects by prefix, and what people call one of each."""
 
 
-def status(url: Url) -> None:
+def status(
+    url: Url,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until SIGINT or SIGTERM: a view, or a line for each change.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="--watch: seconds between two looks.")] = 2.0,
+) -> None:
     """Show a channel's newest version, writer, size and replicas.
 
     For a mirror's folder: which version its files are, which its log leads to, and for which its command ran.
+
+    --watch shows the newest version, the writer, and of each replica its lag, its last pause and what the phases of its
+    last update took. In a terminal that is redrawn; elsewhere each change is a line.
     """
     mirror = _read_mirror(Path(url)) if "://" not in url else None
+    if watch:
+        if mirror is not None:
+            raise UsageError("--watch is for channels, and this is a mirror", hint="Name the channel's URL.")
+        from weightcast.cli.watch import watch as watch_channel
+
+        watch_channel(open_chain(url), every)
+        return
     if mirror is not None:
         report(_mirror(Path(url), mirror))
         return
@@ -86,14 +106,8 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
         "id": chain.channel.id,
         "tensors": len(chain.channel.table),
         "model_bytes": chain.channel.table.nbytes,
-        "head": {
-            "version": head.position.version,
-            "digest": head.position.digest,
-            "step": head.step,
-            "label": head.label,
-            "age": round(now - head.time, 3),
-        },
-        "writer": _writer(lease(chain), now),
+        "head": head_fields(head, now),
+        "writer": writer_fields(lease(chain), now),
         "anchors": anchors,
         "references": references,
         "pins": sorted(pins(chain)),
@@ -102,11 +116,21 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
             kind.rstrip("/"): _weigh(debris(chain.store) if kind == "unfinished" else chain.store.list(kind))
             for kind in _KINDS
         },
-        "replicas": [_replica(beat, heard, head, now) for beat, heard in heartbeats(chain)],
+        "replicas": [replica_fields(beat, heard, head, now) for beat, heard in heartbeats(chain)],
     }
 
 
-def _writer(lease: Lease | None, now: float) -> dict[str, Any] | None:
+def head_fields(head: Manifest, now: float) -> dict[str, Any]:
+    return {
+        "version": head.position.version,
+        "digest": head.position.digest,
+        "step": head.step,
+        "label": head.label,
+        "age": round(now - head.time, 3),
+    }
+
+
+def writer_fields(lease: Lease | None, now: float) -> dict[str, Any] | None:
     if lease is None:
         return None
     return {"name": lease.writer, "host": lease.host, "pid": lease.pid, "age": round(now - lease.time, 3)}
@@ -117,28 +141,27 @@ def _weigh(found: Iterable[Listed]) -> dict[str, int]:
     return {"objects": len(sizes), "bytes": sum(sizes)}
 
 
-def _replica(beat: Heartbeat, heard: float, head: Manifest, now: float) -> dict[str, Any]:
+def replica_fields(beat: Heartbeat, heard: float, head: Manifest, now: float) -> dict[str, Any]:
     return {
         "name": beat.replica,
         "version": beat.position.version,
         "lag": head.position.version - beat.position.version,
         "age": round(now - heard, 3),
         "pause": beat.pause,
+        "seconds": dict(beat.seconds),
         "ran": beat.ran,
         "error": beat.error,
     }
 
 
 def _print(found: dict[str, Any]) -> None:
-    head, writer, stored = found["head"], found["writer"], found["stored"]
-    step = f", step {head['step']}" if head["step"] is not None else ""
-    label = f", {head['label']}" if head["label"] else ""
+    writer, stored = found["writer"], found["stored"]
     begins = [str(version) for version in found["anchors"]]
     begins += [f"{version} (elsewhere: {name})" for version, name in found["references"].items()]
     names = sorted(found["tags"], key=natural)
     rows = {
         "channel": f"{found['channel']}, {count(found['tensors'], 'tensor')}, {size(found['model_bytes'])}",
-        "head": f"version {head['version']}{step}{label}, {ago(head['age'])}",
+        "head": head_line(found["head"]),
         "writer": f"{writer['name']}, began {ago(writer['age'])}" if writer else "none yet",
         "anchors": ", ".join(begins) or "none",
         "pins": ", ".join(map(str, found["pins"])) or "none",
@@ -151,12 +174,30 @@ def _print(found: dict[str, Any]) -> None:
         "replicas": f"{len(found['replicas']):,} reported",
     }
     facts(rows)
-    error = Column("error", left=True)
-    table = Table(Column("replica", left=True), "version", "lag", "command", "paused", "heard", error)
-    for row in found["replicas"]:
+    if found["replicas"]:
+        say(replica_table(found["replicas"]))
+
+
+def head_line(head: dict[str, Any]) -> str:
+    step = f", step {head['step']}" if head["step"] is not None else ""
+    label = f", {head['label']}" if head["label"] else ""
+    return f"version {head['version']}{step}{label}, {ago(head['age'])}"
+
+
+def replica_table(replicas: list[dict[str, Any]]) -> Table:
+    error = Column("error", left=True, rank=1, shortest=12)
+    phases = Column("last update", left=True, style="dim", rank=2, shortest=12)
+    table = Table(Column("replica", left=True), "version", "lag", "command", "paused", "heard", phases, error)
+    for row in replicas:
         paused = "" if row["pause"] is None else f"{1000 * row['pause']:.0f} ms"
         ran = "" if row["ran"] is None else f"at {row['ran']}"
         numbers = str(row["version"]), str(row["lag"]), ran, paused, ago(row["age"])
-        table.add(row["name"], *numbers, Text(row["error"] or "", "red"))
-    if found["replicas"]:
-        say(table)
+        table.add(row["name"], *numbers, phases_line(row["seconds"]), Text(row["error"] or "", "red"))
+    return table
+
+
+def phases_line(seconds: dict[str, float]) -> str:
+    """What an update took, by phase; what took no time is left out."""
+    known = {phase: place for place, phase in enumerate(PHASES)}
+    order = sorted(seconds, key=lambda phase: known.get(phase, len(known)))
+    return ", ".join(f"{phase} {brief(seconds[phase])}" for phase in order if seconds[phase] >= 0.0005)

@@ -1,7 +1,8 @@
 """The verbs, each with the line that `weightcast --help` shows for it.
 
-Nothing is imported for that. The module of a verb has its name, with `_` for `-`, and a function of the same name. It
-is imported when the verb is called, so that `weightcast log` does not pay for numpy and the compiler of kernels.
+Nothing is imported for that. The module of a verb has its name, with `_` for `-` and behind a keyword of Python, and a
+function of the same name. It is imported when the verb is called, so that `weightcast log` does not pay for numpy and
+the compiler of kernels.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ PANELS: dict[str, dict[str, str]] = {
         "init": "Begin a channel with a checkpoint as version 0.",
         "publish": "Publish a checkpoint as the next version.",
         "pull": "Bring a folder to a version, once or continuously.",
+        "import": "Bring checkpoints, or another system's deltas, in.",
+        "export": "Write versions as checkpoints, or in another layout.",
         "log": "List versions, newest first.",
         "show": "Show what a version changed, by layer.",
         "compare": "Show which tensors differ between two versions.",
@@ -22,12 +25,14 @@ PANELS: dict[str, dict[str, str]] = {
         "attach": "Keep a running engine on the newest weights.",
     },
     "Channels: upkeep": {
+        "copy": "Bring a channel to another bucket, once or continuously.",
         "squash": "Merge runs of versions into one patch each.",
         "gc": "Delete what no replica needs any more.",
         "tag": "Name a version, or list the names.",
         "pin": "Keep a version: gc leaves all that leads to it.",
         "unpin": "Let gc collect a version again.",
         "forget": "Delete the heartbeat of a replica that is gone.",
+        "key": "Make keys, and say which may sign a channel.",
         "repair": "Restore channel.json from the copy in an anchor.",
         "reset": "Delete a channel with all its versions.",
     },

@@ -1,4 +1,4 @@
-"""`weightcast verify URL`, `weightcast verify FOLDER URL`, `weightcast verify --engine http://host:port URL`"""
+"""`weightcast verify URL`, `weightcast verify FOLDER URL`, `weightcast verify --engine http://127.0.0.1:PORT URL`"""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import CHANNEL, Position
-from weightcast.cli.channels import head_of, open_chain
-from weightcast.cli.console import FOUND, code_of, computing, fail, fields_of, report, say, tell
-from weightcast.cli.options import Scratch, Threads
+from weightcast.channel.trust import Trust
+from weightcast.cli.channels import head_of
+from weightcast.cli.console import FOUND, UNPROVEN, code_of, computing, fail, fields_of, report, say, tell
+from weightcast.cli.engines import engine_named
+from weightcast.cli.options import Scratch, Threads, TrustedKey
 from weightcast.cli.outputs import scratch_folder
 from weightcast.cli.settings import settings
 from weightcast.cli.text import Text
+from weightcast.cli.trusting import open_trusted, trust_of
 from weightcast.cli.wording import count, natural
 from weightcast.disk.durable import Report
 from weightcast.disk.staged import fingerprint_of
-from weightcast.engine.client import HttpEngine
 from weightcast.engine.proof import prove
 from weightcast.errors import ChannelError, FormatError, UsageError, VersionError, WeightcastError
 from weightcast.follow.mirror_reader import reading_held
@@ -40,9 +42,11 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Fetch and decode every object, and check its digests.")] = False,
     scratch: Scratch = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="URL", help="Check the live parameters of the engine at http://host:port.")
+        str | None,
+        typer.Option(metavar="URL", help="Check the live parameters of the engine at http://127.0.0.1:PORT."),
     ] = None,
     threads: Threads = None,
+    trust: TrustedKey = None,
 ) -> None:
     """Check that a channel is intact, or that a folder or a running engine holds the bits of one of its versions.
 
@@ -55,14 +59,16 @@ def verify(
     if len(places) == 2 and (deep or scratch):
         raise UsageError("--deep and --scratch are for a channel, not for a folder")
     with computing(threads, kernels=deep or len(places) == 2) as (workers, progress):
+        code = FOUND
         if engine is not None:
-            good = _verify_engine(engine, open_chain(places[0]))
+            code = _verify_engine(engine, open_trusted(places[0], trust_of(trust)))
+            good = not code
         elif len(places) == 1:
-            good = _verify_channel(places[0], deep, scratch, workers, progress)
+            good = _verify_channel(places[0], trust_of(trust), deep, scratch, workers, progress)
         else:
-            good = _verify_folder(places[0], places[1], workers, progress)
+            good = _verify_folder(places[0], places[1], trust, workers, progress)
     if not good:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(code)
 
 
 # -- a channel ---------------------------------------------------------------------------------------------------------
@@ -78,22 +84,27 @@ class _Result:
     proven: int | None = None
     """Objects that were fetched and decoded, and are what their digests say; None if that was not asked for."""
     stopped: WeightcastError | None = None
+    signed: bool = False
+    """Whether signatures were checked, too."""
 
     def add(self, finding: Finding) -> None:
         if finding not in self.findings:
             self.findings.append(finding)
 
 
-def _verify_channel(url: str, deep: bool, scratch: Path | None, workers: Workers, progress: Report) -> bool:
+def _verify_channel(
+    url: str, trust: Trust | None, deep: bool, scratch: Path | None, workers: Workers, progress: Report
+) -> bool:
     result = _Result()
     with scratch_folder(scratch) if deep else nullcontext() as folder:
         try:
-            chain = _open(url)
+            chain = _open(url, trust)
         except VersionError:
             raise  # of a newer release: not damaged
         except FormatError as error:
             result.add(Finding.of(CHANNEL, error))
         else:
+            result.signed = chain.guard is not None
             _check(chain, folder, workers, progress, result)
     stopped = result.stopped
     values: dict[str, Any] = {
@@ -111,10 +122,10 @@ def _verify_channel(url: str, deep: bool, scratch: Path | None, workers: Workers
     return not result.findings
 
 
-def _open(url: str) -> Chain:
+def _open(url: str, trust: Trust | None) -> Chain:
     """The channel; the error for a folder of weights says how to check one."""
     try:
-        return open_chain(url)
+        return open_trusted(url, trust)
     except ChannelError:
         if not Path(url).is_dir():
             raise
@@ -156,20 +167,22 @@ def _print(result: _Result) -> None:
         remedy = "`weightcast repair` restores channel.json, `weightcast publish --anchor` a lost newest version"
         say(f"{count(len(result.findings), 'finding')}; {remedy}")
     elif result.proven is not None:
-        say(f"intact up to version {result.head}: {count(result.proven, 'object')} decoded, and all digests agree")
+        what = "digests and signatures" if result.signed else "digests"
+        say(f"intact up to version {result.head}: {count(result.proven, 'object')} decoded, and all {what} agree")
     else:
-        say(f"intact up to version {result.head}: records and sizes agree; --deep reads the bits, too")
+        what = "records, sizes and signatures" if result.signed else "records and sizes"
+        say(f"intact up to version {result.head}: {what} agree; --deep reads the bits, too")
 
 
 # -- a folder ----------------------------------------------------------------------------------------------------------
 
 
-def _verify_folder(place: str, url: str, workers: Workers, progress: Report) -> bool:
+def _verify_folder(place: str, url: str, trust: str | None, workers: Workers, progress: Report) -> bool:
     folder = Path(place)
     if "://" in place or (folder / CHANNEL).exists():
         hint = "Write `weightcast verify FOLDER URL`."
         raise UsageError("the folder comes first, then the channel", file=place, hint=hint)
-    chain = open_chain(url)
+    chain = open_trusted(url, trust_of(trust, folder), folder)
     head = head_of(chain)
     with reading_held(folder, chain.channel.table, chain.channel.id) as found:
         fingerprint, remembered = fingerprint_of(found.weights, workers, progress), found.fingerprint
@@ -216,8 +229,9 @@ def _print_verdict(version: int | None, claim: Position | None, damaged: list[st
 # -- an engine ---------------------------------------------------------------------------------------------------------
 
 
-def _verify_engine(url: str, chain: Chain) -> bool:
-    proof = prove(HttpEngine(url), chain)
+def _verify_engine(url: str, chain: Chain) -> int:
+    """The exit code."""
+    proof = prove(engine_named(url), chain)
     values = {
         "engine": url,
         "claimed": proof.claimed.version if proof.claimed else None,
@@ -230,4 +244,4 @@ def _verify_engine(url: str, chain: Chain) -> bool:
     for name, reason in [*proof.unproven.items()][:_MOST_NAMES]:
         say(f"{name}  unproven: {reason}")
     say(Text(proof.verdict, "" if proof.holds else "red"))
-    return proof.holds
+    return 0 if proof.holds else UNPROVEN if proof.holds_but_for is not None else FOUND

@@ -123,6 +123,11 @@ def span(seconds: float) -> str:
     return f"{seconds / 86400:,.0f} d"
 
 
+def brief(seconds: float) -> str:
+    """A short time for people, in milliseconds below a second."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else span(seconds)
+
+
 def moment(when: float) -> str:
     """A time in seconds since 1970 as a date; as a number if it is outside the calendar."""
     try:

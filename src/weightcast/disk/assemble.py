@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from weightcast.errors import FormatError
 from weightcast.format.boxes import Place, natural_strides
 from weightcast.format.joined import JoinedPatch
 from weightcast.format.patchfile import PatchReader
-from weightcast.format.safetensors import Entry, FileSource, header_bytes
+from weightcast.format.safetensors import Entry, ReopenedSource, header_bytes
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
 
@@ -29,25 +28,24 @@ def assemble(files: Sequence[Path], table: TensorTable, folder: Path) -> Path:
     """
     if any(path.name == SINGLE for path in files):
         raise FormatError("a file of boxes has the name of the checkpoint that is made of it", file=SINGLE)
-    with ExitStack() as opened:
-        readers = [PatchReader(opened.enter_context(FileSource(path))) for path in files]
-        _refuse_incomplete(readers, table)
-        entries, at = {}, 0
-        for spec in sorted(table, key=lambda spec: -spec.kind.width):
-            entries[spec.name] = Entry(spec.name, spec.dtype, spec.shape, at, at + spec.nbytes)
-            at += spec.nbytes
-        head = header_bytes(entries.values(), {"format": "pt"})
-        require_space(folder, len(head) + at)
-        with replacing(folder / SINGLE) as file:
-            file.write(head)
-            file.flush()
-            os.truncate(file.fileno(), len(head) + at)
-            for reader in readers:
-                for row in reader.rows:
-                    bits: Bits = reader.coded(row).streams["values"]
-                    first = len(head) + entries[row.spec.name].begin
-                    for begin, run in _runs(row.place, bits):
-                        _write_at(file.fileno(), run, first + begin * bits.itemsize)
+    readers = [PatchReader(ReopenedSource(path)) for path in files]
+    _refuse_incomplete(readers, table)
+    entries, at = {}, 0
+    for spec in sorted(table, key=lambda spec: -spec.kind.width):
+        entries[spec.name] = Entry(spec.name, spec.dtype, spec.shape, at, at + spec.nbytes)
+        at += spec.nbytes
+    head = header_bytes(entries.values(), {"format": "pt"})
+    require_space(folder, len(head) + at)
+    with replacing(folder / SINGLE) as file:
+        file.write(head)
+        file.flush()
+        os.truncate(file.fileno(), len(head) + at)
+        for reader in readers:
+            for row in reader.rows:
+                bits: Bits = reader.coded(row).streams["values"]
+                first = len(head) + entries[row.spec.name].begin
+                for begin, run in _runs(row.place, bits):
+                    _write_at(file.fileno(), run, first + begin * bits.itemsize)
     for path in files:
         path.unlink()
     return folder / SINGLE

@@ -23,6 +23,14 @@ def silent(stage: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
+Enter = Callable[[str], None]
+"""Called with each phase of the work as it begins."""
+
+
+def untimed(phase: str) -> None:
+    """Time nothing."""
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name whole and durable, or not at all."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weightcast.disk.durable import Report, replacing, require_space, silent
+from weightcast.disk.durable import Enter, Report, replacing, require_space, silent, untimed
 from weightcast.format.codec import plain
 from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks
 from weightcast.format.digest import Fingerprint, tensor_digests
@@ -37,17 +37,31 @@ def fingerprint_of(weights: Weights, workers: Workers = ONE, report: Report = si
 
 
 def decode_verified(
-    reader: PatchReader | JoinedPatch, weights: Weights, start: Fingerprint, workers: Workers, report: Report
+    reader: PatchReader | JoinedPatch,
+    weights: Weights,
+    start: Fingerprint,
+    workers: Workers,
+    report: Report,
+    enter: Enter = untimed,
 ) -> Iterator[TensorPatch]:
-    """Decode tensor by tensor; each is verified before it is yielded, and the result after the last one."""
+    """Decode tensor by tensor; each is verified before it is yielded, and the result after the last one.
+
+    What the caller does with them is the phase ``stage``.
+    """
     digests = {}
     done, total = 0, sum(row.spec.nbytes for row in reader.rows)
+    enter("decode")
     for tensor in reader.tensors(weights, workers):
+        enter("verify")
         digests[tensor.spec.name] = verify_tensor(start, reader.header.base, tensor)
+        enter("stage")
         yield tensor
         done += tensor.spec.nbytes
         report("decode", done, total)
+        enter("decode")
+    enter("verify")
     verify_result(start.with_digests(digests), reader.header.result)
+    enter("stage")
 
 
 def stage(
@@ -57,6 +71,7 @@ def stage(
     out: Path,
     workers: Workers = ONE,
     report: Report = silent,
+    enter: Enter = untimed,
 ) -> Fingerprint:
     """Decode a patch against ``weights``, verify it, and write it to ``out`` as `plain`; returns the new fingerprint.
 
@@ -69,7 +84,7 @@ def stage(
         staged = _StagedFile(file.fileno(), reader)
         require_space(out.parent, staged.nbytes)
         staged.begin()
-        patches = decode_verified(reader, weights, start, workers, report)
+        patches = decode_verified(reader, weights, start, workers, report, enter)
         for _ in workers.stream(lambda tensor: staged.write(tensor, weights), patches, lambda tensor: tensor.changed):
             pass
     return fingerprint_after(start, reader)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Literal
 
 from weightcast.engine.messages import Comparison, Digests, JobReport, Staged
 from weightcast.engine.prepared import Prepared
+from weightcast.errors import UsageError
 
 Result = Digests | Staged | Comparison
 _log = logging.getLogger("weightcast")
+
+_MOST_READING = 4
+"""Jobs that read at the same time, and results of them that are kept."""
 
 
 class _CancelledError(Exception):
@@ -50,29 +53,46 @@ class Job:
 
 
 class Jobs:
-    """At most one job that reads and one that prepares an update: a verification does not drop what was staged."""
+    """At most one job that prepares an update, and a few that read: each verification has its own result."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
+        self._update: Job | None = None
+        self._reading: dict[str, Job] = {}
 
-    def start(self, purpose: Literal["read", "update"], name: str, work: Callable[[Job], Result]) -> None:
-        """Cancels the earlier job of this purpose."""
-        if purpose in self._jobs:
-            self._jobs.pop(purpose).cancel()
-        self._jobs[purpose] = Job(name, work)
+    def start_update(self, name: str, work: Callable[[Job], Result]) -> None:
+        """Cancels the update that was prepared before."""
+        if self._update is not None:
+            self._update.cancel()
+        self._update = Job(name, work)
+
+    def start_reading(self, name: str, work: Callable[[Job], Result], is_owners: bool = False) -> None:
+        """Forgets the oldest results; `UsageError` if too many jobs are running, unless it is the owner's.
+
+        What was reloaded is read back in a pause, which others must not make longer.
+        """
+        finished = [one for one, job in self._reading.items() if job.report.state != "running"]
+        for one in finished[: max(0, len(self._reading) - _MOST_READING + 1)]:
+            del self._reading[one]
+        if len(self._reading) >= _MOST_READING and not is_owners:
+            raise UsageError(f"{_MOST_READING} verifications are running already", hint="Wait until one has ended.")
+        self._reading[name] = Job(name, work)
 
     def report(self, name: str) -> JobReport:
-        return next((job.report for job in self._jobs.values() if job.name == name), JobReport("gone"))
+        update = self._update
+        job = update if update is not None and update.name == name else self._reading.get(name)
+        return JobReport("gone") if job is None else job.report
 
     def take_prepared(self, name: str) -> Prepared | None:
         """What an update job prepared, once; None if it is gone."""
-        job = self._jobs.get("update")
+        job = self._update
         if job is None or job.name != name:
             return None
         prepared, job.prepared = job.prepared, None
         return prepared
 
     def cancel(self) -> None:
-        for job in self._jobs.values():
+        jobs = [*self._reading.values(), *([self._update] if self._update is not None else [])]
+        for job in jobs:
             job.cancel()
-        self._jobs.clear()
+        self._reading.clear()
+        self._update = None

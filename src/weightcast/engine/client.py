@@ -1,208 +1,222 @@
-"""An engine as an agent reaches it: over HTTP, or in the same process."""
+"""An engine as an agent reaches it: through the control server of its process, or in the agent's own process."""
 
 from __future__ import annotations
 
+import hmac
 import json
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterable, Mapping
-from http.client import HTTPException
+import uuid
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any, Protocol, TypeVar
 
-from weightcast.engine import protocol
-from weightcast.engine.messages import ApplyUpdate, Failed, Request
+from weightcast.engine.address import Address, check_engine, find_address
+from weightcast.engine.control import Control
+from weightcast.engine.host import other_protocol, read_answers
+from weightcast.engine.jobs import read_results
+from weightcast.engine.messages import EngineReport, JobRequest, Outcome, Request, UpdateEngine
 from weightcast.engine.protocol import MAX_LENGTH, ProtocolError, decode_answer, encode
-from weightcast.errors import EngineError, EngineGoneError, FormatError, UsageError
+from weightcast.errors import EngineBusyError, EngineError, EngineGoneError, FormatError
 
-_QUICK, _LONG = 60.0, 1800.0
-"""Seconds that a request may take; the second for an update, which may load a whole model."""
+_QUICK, _LONG = 60.0, 2000.0
+"""Seconds that a request may take; the second for a job or an update, which may read or load a whole model."""
 
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Uses no proxy: `http_proxy` is for the web, and an engine's control plane is on this host or next to it."""
-
-_PLUGIN = """Start vLLM with --weight-transfer-config '{"backend": "weightcast"}', and weightcast installed."""
-
-_NO_METHOD = "Method 'weightcast' is not implemented", "has no attribute 'weightcast'"
-"""How vLLM, with its two executors, reports that workers lack the plug-in's method; it has no code for that."""
+_MAX_ERROR = 4000
+"""Bytes of an error's answer that are read."""
 
 A = TypeVar("A")
+R = TypeVar("R")
 
 
 class Engine(Protocol):
-    """An engine whose workers hold the parameters. All methods raise `EngineError`."""
+    """An engine whose workers hold the parameters. All methods raise `EngineError`.
+
+    Each object is an owner of its own: what changes the engine is refused with `EngineBusyError` while another owns it.
+    """
 
     @property
     def url(self) -> str: ...
+
+    def report(self) -> EngineReport:
+        """The state of the engine."""
+        ...
 
     def ask(self, request: Request[A]) -> list[A]:
         """Send a request to every worker; their answers, in the order of ranks."""
         ...
 
-    def is_paused(self) -> bool: ...
-
-    def pause(self, clear_cache: bool) -> None:
-        """Hold requests in flight where they are; ``clear_cache`` drops what was computed from old weights."""
+    def run(self, request: JobRequest[R]) -> list[R]:
+        """Have every worker do a job, and wait for it; their results, in the order of ranks."""
         ...
 
-    def resume(self) -> None: ...
-
-    def update(self, update: ApplyUpdate) -> None:
-        """Have all workers write; `finish` must follow."""
+    def meet(self, name: str) -> EngineReport:
+        """Become or stay the owner, under a name that others are told, and end a pause that an update left behind."""
         ...
 
-    def finish(self, version: str | None) -> None:
-        """End an update, and name the version that the engine serves; None leaves the name as it is."""
+    def renew(self) -> None:
+        """Stay the owner. It may be called from any thread, also during the other calls."""
         ...
 
-    def name_version(self, version: str) -> None: ...
+    def update(self, update: UpdateEngine) -> Outcome: ...
+
+    def leave(self) -> EngineReport:
+        """Give the engine back."""
+        ...
+
+
+class LocalEngine:
+    """An engine in this process."""
+
+    def __init__(self, control: Control):
+        self._control, self._owner = control, uuid.uuid4().hex
+        self.url = control.url
+
+    def report(self) -> EngineReport:
+        return self._control.report()
+
+    def ask(self, request: Request[A]) -> list[A]:
+        return read_answers(request, self._control.exchange(self._owner, encode(request)), self.url)
+
+    def run(self, request: JobRequest[R]) -> list[R]:
+        return read_results(request, self._control.run(self._owner, encode(request)), self.url)
+
+    def meet(self, name: str) -> EngineReport:
+        return self._control.meet(self._owner, name)
+
+    def renew(self) -> None:
+        self._control.renew(self._owner)
+
+    def update(self, update: UpdateEngine) -> Outcome:
+        return self._control.update(self._owner, update)
+
+    def leave(self) -> EngineReport:
+        return self._control.leave(self._owner)
 
 
 class HttpEngine:
-    """A vLLM server. It must run with ``VLLM_SERVER_DEV_MODE=1``, which opens the routes for updates."""
+    """An engine of this host, or one elsewhere behind TLS; `find_address` says what ``engine`` may be."""
 
-    def __init__(self, url: str):
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"{url[:200]!r} is not the address of an engine", hint="Write http://host:port.")
-        self.url = url.rstrip("/")
+    def __init__(self, engine: str, token: str | None = None, identity: str | None = None):
+        """Without a ``token`` it is the one that the engine has left for agents of this host.
+
+        An ``identity`` lasts: an agent that is restarted under the same one still owns the engine.
+        """
+        self._engine, self._token = engine, token
+        check_engine(engine, token)
+        self._identity = identity or uuid.uuid4().hex
+        self.url = engine.rstrip("/")
+
+    def report(self) -> EngineReport:
+        return self._decoded("GET", "/report", None, EngineReport)
 
     def ask(self, request: Request[A]) -> list[A]:
-        found = self.call("/collective_rpc", {"method": "weightcast", "args": [encode(request)]})
-        results = self._field(found, "/collective_rpc", "results", list)
-        return read_answers(request, [one.get("json") if isinstance(one, dict) else one for one in results], self.url)
+        return read_answers(request, self._answers("/ask", encode(request), _QUICK), self.url)
 
-    def is_paused(self) -> bool:
-        return bool(self._field(self.call("/is_paused", method="GET"), "/is_paused", "is_paused", bool))
+    def run(self, request: JobRequest[R]) -> list[R]:
+        return read_results(request, self._answers("/run", encode(request), _LONG), self.url)
 
-    def pause(self, clear_cache: bool) -> None:
-        self.call(f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}")
+    def meet(self, name: str) -> EngineReport:
+        return self._decoded("POST", "/meet", name, EngineReport)
 
-    def resume(self) -> None:
-        self.call("/resume")
+    def renew(self) -> None:
+        self._call("POST", "/renew", "", _QUICK)
 
-    def update(self, update: ApplyUpdate) -> None:
+    def update(self, update: UpdateEngine) -> Outcome:
+        return self._decoded("POST", "/update", encode(update), Outcome, _LONG)
+
+    def leave(self) -> EngineReport:
+        return self._decoded("POST", "/leave", "", EngineReport)
+
+    # -- HTTP ----------------------------------------------------------------------------------------------------------
+
+    def _answers(self, path: str, body: str, timeout: float) -> list[object]:
+        found = _json(self._call("POST", path, body, timeout), path, self.url)
+        answers = found.get("answers") if isinstance(found, dict) else None
+        if not isinstance(answers, list):
+            raise EngineError(f"the engine's answer to {path} has no answers", url=self.url)
+        return answers
+
+    def _decoded(self, method: str, path: str, body: str | None, kind: type[A], timeout: float = _QUICK) -> A:
         try:
-            self.call("/start_weight_update")
-        except EngineGoneError:
-            raise
-        except EngineError:  # an earlier agent was killed between start and finish
-            self.call("/finish_weight_update")
-            self.call("/start_weight_update")
-        self.call("/update_weights", {"update_info": {"message": encode(update)}}, _LONG)
+            answer = decode_answer(self._call(method, path, body, timeout).decode(errors="replace"))
+        except ProtocolError as error:
+            raise other_protocol(error.found, self.url) from error
+        except FormatError as error:
+            raise EngineError(f"the engine's answer to {path} is malformed: {error.problem}", url=self.url) from error
+        if not isinstance(answer, kind):
+            raise EngineError(f"the engine answers {path} with a {type(answer).__name__}", url=self.url)
+        return answer
 
-    def finish(self, version: str | None) -> None:
-        self.call("/finish_weight_update", {} if version is None else {"weight_version": version})
-
-    def name_version(self, version: str) -> None:
-        self.call("/update_weight_version", {"new_version": version})
-
-    def call(
-        self, path: str, body: Mapping[str, Any] | None = None, timeout: float = _QUICK, method: str = "POST"
-    ) -> dict[str, Any]:
-        """One HTTP request; the JSON object that it answers."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+    def _call(self, method: str, path: str, body: str | None, timeout: float) -> bytes:
+        """One request, straight to the engine: proxies are for the web."""
+        address = find_address(self._engine, self._token)
+        connection = _connection(address, timeout)
+        # Others are told the names of owners. Their ids are secrets: they depend on the token.
+        owner = hmac.new(address.token.encode(), self._identity.encode(), "sha256").hexdigest()
+        headers = {"Authorization": f"Bearer {address.token}", OWNER: owner}
         try:
-            with _direct.open(request, timeout=timeout) as answer:
-                text = answer.read(MAX_LENGTH)
-        except urllib.error.HTTPError as error:
-            raise self._refused(path, error) from None
+            with suppress(BrokenPipeError):  # a server that refuses the head does not wait for the body
+                connection.request(method, path, None if body is None else body.encode(), headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise self._refused(path, answer)
+            data = answer.read(MAX_LENGTH + 1)
         except (OSError, HTTPException) as error:
             hint = "It is still starting, or it is dead; the agent waits for it."
             raise EngineGoneError(f"the engine does not answer: {error}", url=self.url, hint=hint) from error
+        finally:
+            connection.close()
+        if len(data) > MAX_LENGTH:
+            raise EngineError(f"the engine's answer to {path} has more than {MAX_LENGTH:,} bytes", url=self.url)
+        return data
+
+    def _refused(self, path: str, answer: HTTPResponse) -> EngineError:
+        text = answer.read(_MAX_ERROR).decode(errors="replace")
+        if answer.status == 401:
+            remedy = "Pass the token of the engine that runs now: it makes another one when it starts."
+            return EngineError("the engine refuses the token", url=self.url, hint=remedy)
         try:
-            found = json.loads(text) if text else {}
+            found = json.loads(text)
         except (ValueError, RecursionError):
-            raise EngineError(f"the engine's answer to {path} is not JSON", url=self.url) from None
-        return found if isinstance(found, dict) else {}
-
-    def _field(self, found: Mapping[str, Any], path: str, name: str, kind: type) -> Any:
-        if not isinstance(found.get(name), kind):
-            raise EngineError(f"the engine's answer to {path} has no {name}", url=self.url)
-        return found[name]
-
-    def _refused(self, path: str, error: urllib.error.HTTPError) -> EngineError:
-        text = error.read(2000).decode(errors="replace").strip()
-        route = path.partition("?")[0]
-        if error.code == 404:
-            hint = "Start vLLM 0.32 with VLLM_SERVER_DEV_MODE=1: it opens the routes for updates."
-            return EngineError(f"the engine has no route {route}", url=self.url, hint=hint)
-        if error.code == 500 and self._is_dead():
-            hint = "Restart it; its log has the reason. The agent waits, and brings it to the newest version."
-            return EngineGoneError(f"the engine has died; it answers {route} with: {text}", url=self.url, hint=hint)
-        if error.code == 500 and any(reason in text for reason in _NO_METHOD):
-            return EngineError("vLLM is running without the weightcast plug-in", url=self.url, hint=_PLUGIN)
-        return EngineError(f"the engine answers {route} with {error.code}: {text}", url=self.url)
-
-    def _is_dead(self) -> bool:
-        """vLLM's web server may outlive its engine: only its health tells one failed call from a dead engine."""
-        try:
-            _direct.open(f"{self.url}/health", timeout=_QUICK).close()
-        except urllib.error.HTTPError as error:
-            return error.code == 503
-        except (OSError, HTTPException):
-            return True
-        return False
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("error"), str):
+            remedy = "Is this the control server of an engine, and not its API?"
+            return EngineError(f"{path} is answered with {answer.status}: {text[:200]}", url=self.url, hint=remedy)
+        problem: str = found["error"]
+        hint, tensor, holder = (_text(found.get(name)) for name in ("hint", "tensor", "holder"))
+        if holder is not None:
+            return EngineBusyError(problem, url=self.url, holder=holder, hint=hint)
+        kind = EngineGoneError if found.get("gone") is True else EngineError
+        return kind(problem, url=self.url, tensor=tensor, hint=hint)
 
 
-class InProcess:
-    """A `vllm.LLM` of this process. Nothing runs between two calls of `generate`, so there is nothing to pause."""
-
-    url = "this process"
-
-    def __init__(self, llm: Any):
-        self._llm = llm
-
-    def ask(self, request: Request[A]) -> list[A]:
-        try:
-            results = self._llm.collective_rpc("weightcast", args=(encode(request),))
-        except NotImplementedError as error:  # vLLM raises it for a method that its worker does not have
-            raise EngineError("vLLM is running without the weightcast plug-in", url=self.url, hint=_PLUGIN) from error
-        return read_answers(request, [one["json"] for one in results], self.url)
-
-    def is_paused(self) -> bool:
-        return False
-
-    def pause(self, clear_cache: bool) -> None:
-        if clear_cache and not self._llm.reset_prefix_cache():
-            raise EngineError("the prefix cache cannot be cleared", url=self.url)
-
-    def resume(self) -> None:
-        """It was never paused."""
-
-    def update(self, update: ApplyUpdate) -> None:
-        self._llm.start_weight_update()
-        self._llm.update_weights({"update_info": {"message": encode(update)}})
-
-    def finish(self, version: str | None) -> None:
-        self._llm.finish_weight_update(version)
-
-    def name_version(self, version: str) -> None:
-        self._llm.update_weight_version(version)
+OWNER = "X-Weightcast-Owner"
 
 
-def read_answers(request: Request[A], texts: Iterable[object], url: str) -> list[A]:
-    """The workers' answers; `EngineError` if one could not do what it was asked, or answers something else."""
-    answers = [_read_answer(request, text, rank, url) for rank, text in enumerate(texts)]
-    if not answers:
-        raise EngineError("the engine has no workers", url=url)
-    return answers
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: str, timeout: float):
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket(AF_UNIX, SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
-def _read_answer(request: Request[A], text: object, rank: int, url: str) -> A:
+def _connection(address: Address, timeout: float) -> HTTPConnection:
+    if address.socket is not None:
+        return _UnixConnection(str(address.socket), timeout)
+    kind = HTTPSConnection if address.is_tls else HTTPConnection
+    return kind(address.host, address.port, timeout=timeout)
+
+
+def _json(data: bytes, path: str, url: str) -> Any:
     try:
-        if not isinstance(text, str):
-            raise FormatError("the answer is not text")
-        answer = decode_answer(text)
-        if not isinstance(answer, (request.answer, Failed)):
-            raise FormatError(f"{type(answer).__name__} does not answer {type(request).__name__}")
-    except ProtocolError as error:
-        hint = "Install the same weightcast on the agent's side and on the engine's, and restart both."
-        problem = f"the engine's plug-in uses protocol {error.found}, this agent uses {protocol.PROTOCOL}"
-        raise EngineError(problem, url=url, hint=hint) from error
-    except FormatError as error:
-        raise EngineError(f"worker {rank} sent a malformed answer: {error.problem}", url=url) from error
-    if isinstance(answer, Failed):
-        raise EngineError(f"worker {rank}: {answer.problem}", url=url)
-    return answer  # type: ignore[return-value]
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise EngineError(f"the engine's answer to {path} is not JSON", url=url) from None
+
+
+def _text(value: object) -> str | None:
+    return value[:_MAX_ERROR] if isinstance(value, str) else None

@@ -13,6 +13,7 @@ from weightcast.channel.records import Channel
 from weightcast.engine.client import Engine
 from weightcast.engine.messages import Fit, Learn, Survey
 from weightcast.errors import MisfitError
+from weightcast.format.cut import merged_cuts
 
 _NAMED = 8
 """Names in a message."""
@@ -30,13 +31,14 @@ def combine_fits(fits: Sequence[Fit]) -> Fit:
     absent = frozenset.intersection(*(one.absent for one in fits)) - unknown.keys()
     cannot_reload = next((one.cannot_reload for one in fits if one.cannot_reload), None)
     trusted = frozenset.intersection(*(one.trusted for one in fits))
-    return Fit(unknown, absent, uncovered, cannot_reload, trusted)
+    return Fit(unknown, absent, uncovered, cannot_reload, trusted, merged_cuts(one.cuts for one in fits))
 
 
-def teach(engine: Engine, channel: Channel) -> None:
+def teach(engine: Engine, channel: Channel, *, allow_absent: bool, allow_uncovered: bool) -> None:
     """Have the workers learn where the tensors of a channel are.
 
-    `MisfitError` if the channel does not fit; the workers then keep what they had learned before.
+    `MisfitError` if the channel does not fit; the workers then keep what they had learned before. It fits in part if
+    the engine has no place for some tensors, or if none covers a parameter that the engine's own checkpoint covers.
     """
     surveys = engine.ask(Survey(channel))
     remedy = "Name the channel of the model that the engine serves, or start the engine with the channel's model."
@@ -45,11 +47,15 @@ def teach(engine: Engine, channel: Channel) -> None:
         if one.broken:
             raise MisfitError(f"the channel does not fit the engine: {one.broken}", url=engine.url, hint=remedy)
         strange |= one.strange
-    if strange:
+    if strange and not allow_uncovered:
         problem = f"no tensor of the channel covers {counted(strange, 'parameter')} of the engine"
         hint = f"{remedy} If it is the right one, start the engine from a local folder of its checkpoint."
         raise MisfitError(f"{problem}: {listed(strange)}", url=engine.url, hint=hint)
     fit = combine_fits([one.fit for one in surveys])
+    if fit.absent and not allow_absent:
+        problem = f"the engine has no place for {counted(fit.absent, 'tensor')} of the channel: {listed(fit.absent)}"
+        hint = "If that is meant, pass --allow-partial: they are left out, and `weightcast verify` says so."
+        raise MisfitError(problem, url=engine.url, tensor=min(fit.absent), hint=hint)
     refuse_reload(fit.unknown, fit.cannot_reload, engine.url)
     engine.ask(Learn(channel))
 

@@ -6,9 +6,10 @@ A layout is a table of *parts*: a box of a checkpoint tensor, and the elements o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -80,6 +81,12 @@ class Steps:
         found = places.translate(inside, self.source, self.target, self.table, which, where)
         return which[:found] + first, where[:found]
 
+    def in_order(self) -> Steps:
+        """The same loops over a copy of the elements, in the order of the box."""
+        table = self.table.copy()
+        table[:, 2] = [prod(table[k + 1 :, 0].tolist()) for k in range(len(table))]
+        return Steps(self.source, 0, table)
+
     @property
     def _last(self) -> int:
         return self.source + int(((self.table[:, 0] - 1) * self.table[:, 1]).sum())
@@ -118,6 +125,13 @@ class Layout:
 
     def __iter__(self) -> Iterator[Part]:
         return (part for spec in self.table for part in self.locate(spec.name))
+
+    def without(self, parameters: Mapping[str, str], left_out: Container[str]) -> Layout:
+        """The layout if some parameters must not be written, each for a reason; some others need not be covered."""
+        held = {name: self.by_parameter[name] for name in parameters if name in self.by_parameter}
+        unknown = {part.name: parameters[name] for name, parts in held.items() for part in parts}
+        uncovered = {name: count for name, count in self.uncovered.items() if name not in left_out}
+        return Layout(self.table, self, self.unknown | unknown, uncovered, self.broken)
 
     def locate(self, name: str) -> tuple[Part, ...]:
         """Where a checkpoint tensor is; empty if this worker does not hold it, or its place is unknown."""

@@ -1,7 +1,7 @@
 """Learning a layout: an engine's own loading code runs once on stand-ins, and what it would have written is recorded.
 
 Stand-ins are meta tensors of the checkpoint's shapes, each with a storage of its own. Views of one stay in it, so their
-offset and strides say which elements they are; copies get a storage whose *trace* says so. Every write into the
+offset and strides say which elements they are; copies get a storage whose `Trace` says so. Every write into the
 engine's memory is suppressed: no bit of the model changes, and no memory of its size is needed.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
+from math import prod
 from typing import Any
 
 import torch
@@ -17,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from weightcast.engine.casts import WIDENED, can_cast
-from weightcast.engine.layout import Layout, Loop, Part, merge_loops
-from weightcast.engine.strides import Write, box_of_loops, grid_of, overwritten
+from weightcast.engine.layout import Layout, Loop, Part
+from weightcast.engine.numbers import MOVES, OVERLAYS, Run, TooManyError
+from weightcast.engine.strides import Write, box_of_loops, boxes_of_loops, grid_of, overwritten
+from weightcast.engine.trace import NO_BOX, Trace, is_plain, moved, names_of, overlaid, runs_between
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 from weightcast.torch.tracing import stand_in, storage_key, tensors_in
@@ -28,9 +32,8 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 
 _aten = torch.ops.aten
-_COPIES = {_aten.clone, _aten._to_copy}
-_COMPUTED = "the loader computes with it"
-_NO_BOX = "the loader rearranges it, and the result is not a box"
+_MOST_PARTS = 1024
+"""Of one copy into a parameter."""
 
 
 def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
@@ -40,8 +43,11 @@ def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
     """
     tracing = _Tracing(model, table)
     try:
-        with _parameters_kept(model), torch.no_grad(), tracing:
-            load(tracing.stand_ins())
+        with torch.no_grad():
+            with _parameters_kept(model) as replaced, tracing:
+                load(tracing.stand_ins())
+            for old, new in replaced:
+                tracing.take_replacement(old, new)
     except Exception as error:  # noqa: BLE001 -- an engine's loader may raise anything
         reason = f"the engine's loader cannot be traced: {type(error).__name__}: {error}"
         return Layout(table, (), {spec.name: reason for spec in table}, broken=reason)
@@ -49,67 +55,36 @@ def learn(model: torch.nn.Module, load: Load, table: TensorTable) -> Layout:
 
 
 @contextmanager
-def _parameters_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Undo and report what a loader attaches in place of parameters: torch dispatches no operation for that."""
+def _parameters_kept(model: torch.nn.Module) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Undo and report what a loader attaches in place of parameters: torch dispatches no operation for that.
+
+    Yields a list that has each memory and what the loader put in its place, in the end. `RuntimeError` if that is of
+    another kind.
+    """
     slots: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (slot, dict(slot)) for module in model.modules() for slot in (module._parameters, module._buffers)
     ]
-    tensors = [(one, one.data, _seat(one)) for _, was in slots for one in was.values() if one is not None]
-    replaced = False
+    tensors = {id(one): (one, one.data, _seat(one)) for _, was in slots for one in was.values() if one is not None}
+    replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+    fitting = True
     try:
-        yield
+        yield replaced
     finally:
         for slot, was in slots:
-            if {name: id(one) for name, one in slot.items()} != {name: id(one) for name, one in was.items()}:
-                replaced = True
-                slot.clear()
-                slot.update(was)
-        for tensor, data, seat in tensors:
+            fitting = fitting and slot.keys() == was.keys()
+            for name, one in was.items():
+                new = slot.get(name)
+                if new is not one:
+                    fitting = fitting and new is not None and one is not None
+                    replaced += [(one.data, new.data)] if new is not None and one is not None else []
+            slot.clear()
+            slot.update(was)
+        for tensor, data, seat in tensors.values():
             if _seat(tensor) != seat:
-                replaced = True
+                replaced.append((data, tensor.data))
                 tensor.data = data
-    if replaced:
+    if not fitting or any(_kind(old) != _kind(new) for old, new in replaced):
         raise RuntimeError("it puts other tensors in the place of parameters")
-
-
-@dataclass(frozen=True)
-class _Trace:
-    """What a storage holds: elements of one stand-in or, without ``loops``, something that cannot be traced."""
-
-    names: frozenset[str]
-    dtypes: tuple[torch.dtype, ...] = ()
-    """The dtypes it was cast through, from the stand-in's to its own."""
-    offset: int = 0
-    loops: Sequence[Loop] | None = None
-    """Over the storage, outermost first, and over the stand-in from ``offset`` on."""
-    reason: str = _COMPUTED
-    """Why it cannot be traced, if it cannot."""
-
-    def view(self, tensor: torch.Tensor) -> tuple[int, list[int]] | None:
-        """Offset and strides, in the stand-in, of a view of this storage; None if strides cannot describe it."""
-        if self.loops is None or not _is_plain(tensor, self.dtypes[-1].itemsize):
-            return None
-        if not tensor.numel():
-            return 0, [0] * tensor.ndim
-        at, rest = [], tensor.storage_offset()
-        for loop in self.loops:
-            at.append(rest // loop.here)
-            rest -= at[-1] * loop.here
-        offset = self.offset + sum(i * loop.there for i, loop in zip(at, self.loops, strict=True))
-        strides = []
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            if size == 1:
-                strides.append(0)
-                continue
-            k = next((k for k, loop in enumerate(self.loops) if stride and stride % loop.here == 0), None)
-            if k is None:
-                return None
-            many = stride // self.loops[k].here
-            at[k] += many * (size - 1)
-            if at[k] >= self.loops[k].size:
-                return None
-            strides.append(many * self.loops[k].there)
-        return offset, strides
 
 
 @dataclass
@@ -117,7 +92,7 @@ class _Memory:
     """A storage, kept alive so that its key stays unique."""
 
     storage: torch.UntypedStorage
-    trace: _Trace | None = None
+    trace: Trace | None = None
     parameter: str | None = None
     itemsize: int = 0
     grid: tuple[int, ...] = ()
@@ -129,6 +104,7 @@ class _Tracing(TorchDispatchMode):
     def __init__(self, model: torch.nn.Module, table: TensorTable):
         super().__init__()
         self._table = table
+        self._specs = tuple(table)
         self._unknown: dict[str, str] = {}
         self._memory: dict[int, _Memory] = {}
         self._parameters = dict(model.named_parameters())
@@ -139,12 +115,12 @@ class _Tracing(TorchDispatchMode):
             self._memory.setdefault(storage_key(tensor), memory)
 
     def stand_ins(self) -> Iterable[tuple[str, torch.Tensor]]:
-        for spec in self._table:
+        for index, spec in enumerate(self._table):
             if spec.dtype not in TORCH_DTYPES:
                 self._unknown[spec.name] = f"torch has no dtype for {spec.dtype}"
                 continue
             tensor = stand_in(spec.shape, TORCH_DTYPES[spec.dtype])
-            trace = _Trace(frozenset([spec.name]), (tensor.dtype,), 0, (Loop(spec.elements, 1, 1),))
+            trace = Trace(frozenset([spec.name]), (tensor.dtype,), index, 0, (Loop(spec.elements, 1, 1),))
             self._memory[storage_key(tensor)] = _Memory(tensor.untyped_storage(), trace)
             yield spec.name, tensor
 
@@ -166,6 +142,10 @@ class _Tracing(TorchDispatchMode):
                 found[name] = tensor.numel() - written
         return found
 
+    def take_replacement(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Count what a loader put in the place of a parameter as copied into it."""
+        self._write(_aten.copy_.default, (old, new), {}, (old, new))
+
     # -- operations --------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -177,20 +157,24 @@ class _Tracing(TorchDispatchMode):
         if func.overloadpacket is _aten._local_scalar_dense and traces:
             self._give_up(traces, "the loader reads its value")
             return _zero(args[0].dtype)
+        given = args, kwargs
         if any(tensor.device.type == "meta" for tensor in tensors):
-            args, kwargs = tree_map(_as_meta, (args, kwargs))
-        result = func(*args, **kwargs)
-        if traces and func.overloadpacket in _COPIES:
-            copied = _copied(traces[0], args[0], result)
-            self._memory[storage_key(result)] = _Memory(result.untyped_storage(), copied)
+            given = tree_map(_as_meta, given)
+        result = func(*given[0], **given[1])
+        if traces and func.overloadpacket in MOVES:
+            trace = moved(func, args, result, self._trace)
+            self._memory[storage_key(result)] = _Memory(result.untyped_storage(), trace)
         for leaf in tensors_in(result):
-            trace = _Trace(_names(traces)) if traces else None
-            self._memory.setdefault(storage_key(leaf), _Memory(leaf.untyped_storage(), trace))
+            computed = Trace(names_of(traces)) if traces else None
+            self._memory.setdefault(storage_key(leaf), _Memory(leaf.untyped_storage(), computed))
         return result
 
-    def _traces(self, tensors: Iterable[torch.Tensor]) -> list[_Trace]:
-        found = [self._memory.get(storage_key(tensor)) for tensor in tensors]
-        return [memory.trace for memory in found if memory is not None and memory.trace is not None]
+    def _trace(self, tensor: torch.Tensor) -> Trace | None:
+        memory = self._memory.get(storage_key(tensor))
+        return None if memory is None else memory.trace
+
+    def _traces(self, tensors: Iterable[torch.Tensor]) -> list[Trace]:
+        return [trace for tensor in tensors if (trace := self._trace(tensor)) is not None]
 
     def _write(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
         targets = list(_mutated(func, args, kwargs))
@@ -201,80 +185,113 @@ class _Tracing(TorchDispatchMode):
             return func(*args, **kwargs)  # between tensors that the loader made itself
         for target, home in zip(targets, homes, strict=True):
             if home is not None and home.parameter is None:
-                home.trace = _Trace(_names(traces))
+                is_overlay = func.overloadpacket in OVERLAYS
+                home.trace = overlaid(func, args, target, self._trace) if is_overlay else Trace(names_of(traces))
                 continue
             if not target.numel():
                 continue
             if func.overloadpacket is _aten.copy_:
                 _refuse_other_shape(target, args[1])
-            part: Part | str = f"the loader writes with {func.overloadpacket.__name__}"
-            if func.overloadpacket is _aten.copy_ and traces and home is not None:
-                part = self._part(traces[0], target, args[1], home)
-            if isinstance(part, str):
-                self._give_up(traces, part)
+            if home is None or func.overloadpacket is not _aten.copy_ or not traces:
+                self._give_up(traces, f"the loader writes with {func.overloadpacket.__name__}")
+                writes = [] if home is None else [_written(target, home)]
+            else:
+                writes = self._copy(traces[0], target, args[1], home)
             if home is not None:
-                home.writes.append(_written(target, home, None if isinstance(part, str) else part))
-                home.trace = _Trace(_names([*traces, *self._traces([target])])) if traces else home.trace
+                home.writes += writes
+                home.trace = Trace(names_of([*traces, *self._traces([target])])) if traces else home.trace
         return _returned(func, targets)
 
-    def _part(self, trace: _Trace, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> Part | str:
-        """The part that a copy writes into a parameter, or why it cannot be determined."""
-        assert home.parameter is not None
-        if trace.loops is None:
-            return trace.reason
+    def _copy(self, trace: Trace, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> list[Write]:
+        """What a copy writes into a parameter: one part if strides can tell, or else as many as runs of numbers."""
+        problem = trace.reason
+        if trace.is_known and is_plain(target, home.itemsize):
+            try:
+                return self._one_part(trace, target, source, home) or self._parts(trace, target, source, home)
+            except _UntraceableError as error:
+                problem = str(error)
+        elif trace.is_known:
+            problem = NO_BOX
+        self._give_up([trace], problem)
+        return [_written(target, home)]
+
+    def _one_part(self, trace: Trace, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> list[Write]:
+        view = trace.view(source) if source.shape == target.shape else None
+        if view is None:
+            return []
         (name,) = trace.names
-        spec, view = self._table[name], trace.view(source)
-        if view is None or source.shape != target.shape or not _is_plain(target, home.itemsize):
-            return _NO_BOX
+        spec, (offset, strides) = self._table[name], view
         dtype = _dtype(spec, trace.dtypes, source.dtype, target.dtype)
-        if dtype is None:
-            return f"the loader casts it from {spec.dtype} to {DTYPES.get(target.dtype, target.dtype)}"
-        offset, strides = view
         boxed = box_of_loops(spec.shape, offset, map(Loop, target.shape, strides, target.stride()))
         if boxed is None:
-            return _NO_BOX
-        return Part(name, boxed[0], home.parameter, dtype, int(target.storage_offset()), boxed[1])
+            return []
+        part = Part(name, boxed[0], home.parameter or "", dtype, int(target.storage_offset()), boxed[1])
+        return [_written(target, home, part)]
 
-    def _give_up(self, traces: Sequence[_Trace], reason: str) -> None:
-        for name in _names(traces):
+    def _parts(self, trace: Trace, target: torch.Tensor, source: torch.Tensor, home: _Memory) -> list[Write]:
+        if not trace.shows(source):
+            raise _UntraceableError(NO_BOX)
+        try:
+            runs = runs_between(source, target, self._trace)
+        except TooManyError:
+            raise _UntraceableError(NO_BOX) from None
+        writes = (write for run in runs for write in self._writes_of(run, trace, source.dtype, target.dtype, home))
+        found = list(islice(writes, _MOST_PARTS + 1))
+        if len(found) > _MOST_PARTS:
+            raise _UntraceableError(NO_BOX)
+        return found
+
+    def _writes_of(
+        self, run: Run, trace: Trace, source: torch.dtype, target: torch.dtype, home: _Memory
+    ) -> Iterator[Write]:
+        if run.index is None:
+            yield _write_of_loops(run.at, [loop._replace(there=loop.here) for loop in run.loops], home)
+            return
+        spec = self._specs[run.index]
+        dtype = _dtype(spec, trace.dtypes, source, target)
+        for box, at, strides in boxes_of_loops(spec.shape, run.offset, run.at, run.loops):
+            part = Part(spec.name, box, home.parameter or "", dtype, at, strides)
+            yield _write_of_loops(at, list(map(Loop, box.shape, strides, strides)), home, part)
+
+    def _give_up(self, traces: Sequence[Trace], reason: str) -> None:
+        for name in names_of(traces):
             self._unknown.setdefault(name, reason)
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------
 
 
-def _copied(trace: _Trace, source: torch.Tensor, copy: torch.Tensor) -> _Trace:
-    """The trace of a copy, which has a storage of its own: its elements in the order of that storage."""
-    if trace.loops is None or source.dtype != trace.dtypes[-1]:
-        return _Trace(trace.names, reason=trace.reason)
-    view = trace.view(source)
-    if view is None:
-        return _Trace(trace.names, reason=_NO_BOX)
-    offset, strides = view
-    outer_first = sorted(map(Loop, copy.shape, strides, copy.stride()), key=lambda loop: -loop.here)
-    return _Trace(trace.names, (*trace.dtypes, copy.dtype), offset, merge_loops(outer_first))
+class _UntraceableError(Exception):
+    """Why a copy into a parameter cannot be traced."""
 
 
-def _written(target: torch.Tensor, home: _Memory, part: Part | None) -> Write:
+def _written(target: torch.Tensor, home: _Memory, part: Part | None = None) -> Write:
+    """The write of all of a view of a parameter."""
     if target.element_size() != home.itemsize:
         return Write(part, 0, home.storage.nbytes(), target.nbytes // home.itemsize, None)
-    first = int(target.storage_offset())
-    loops = list(map(Loop, target.shape, target.stride(), target.stride()))
+    return _write_of_loops(
+        int(target.storage_offset()), list(map(Loop, target.shape, target.stride(), target.stride())), home, part
+    )
+
+
+def _write_of_loops(first: int, loops: Sequence[Loop], home: _Memory, part: Part | None = None) -> Write:
     boxed = box_of_loops(home.grid, first, loops)
     last = first + sum((loop.size - 1) * loop.here for loop in loops)
-    return Write(part, first, last, target.numel(), boxed and boxed[0])
+    return Write(part, first, last, prod(loop.size for loop in loops), boxed and boxed[0])
 
 
-def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, target: torch.dtype) -> str | None:
-    """The dtype of a tensor's values in a parameter after all casts; None for casts that cannot be repeated exactly."""
-    if source != path[-1]:  # a view as another dtype: only a copy of the bits can be followed
-        return spec.dtype if source == target and set(path) == {path[0]} else None
+def _dtype(spec: TensorSpec, path: Sequence[torch.dtype], source: torch.dtype, target: torch.dtype) -> str:
+    """The dtype of a tensor's values in a parameter after all casts, if these can be repeated exactly."""
     last = DTYPES.get(target, "")
     through = [DTYPES.get(one, "") for one in path]
-    known = can_cast(spec.dtype, last) and all(
+    if source != path[-1]:  # a view as another dtype: only a copy of the bits can be followed
+        if source == target and set(path) == {path[0]}:
+            return spec.dtype
+    elif can_cast(spec.dtype, last) and all(
         one in (spec.dtype, last) or (spec.dtype, one) in WIDENED for one in through
-    )
-    return last if known else None
+    ):
+        return last
+    raise _UntraceableError(f"the loader casts it from {spec.dtype} to {DTYPES.get(target, target)}")
 
 
 # -- torch -------------------------------------------------------------------------------------------------------------
@@ -285,18 +302,13 @@ def _seat(tensor: torch.Tensor) -> tuple[object, ...]:
     return storage_key(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _is_plain(tensor: torch.Tensor, itemsize: int) -> bool:
-    """Whether offset and strides count elements of the storage, and those elements are the values."""
-    return tensor.element_size() == itemsize and not tensor.is_conj() and not tensor.is_neg()
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _is_engines(memory: _Memory | None) -> bool:
     """Whether the memory is the engine's: all that the loader did not allocate itself."""
     return memory is None or memory.parameter is not None
-
-
-def _names(traces: Iterable[_Trace]) -> frozenset[str]:
-    return frozenset().union(*(trace.names for trace in traces))
 
 
 def _mutated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

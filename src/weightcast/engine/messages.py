@@ -1,7 +1,8 @@
-"""The requests of an agent to an engine's workers, and their answers. `protocol` writes and reads them as JSON.
+"""What an agent says to an engine, and its answers. `protocol` writes and reads them as JSON.
 
-Every number is a natural number below 2**64. Each request names the type of its answer; a request that starts a *job*
-also names the type of the job's result.
+*Requests* go to all workers: each names the type of its answer, and a request that starts a *job* also the type of the
+job's result. `UpdateEngine` goes to the engine's own process, which carries it out (`control`). Every number is a
+natural number below 2**64.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from weightcast.channel.keys import Position
 from weightcast.channel.records import Channel
 from weightcast.engine.box_digests import BoxDigest
 from weightcast.errors import FormatError
+from weightcast.format.cut import Cut
 
 Answered = TypeVar("Answered", covariant=True)
 Produced = TypeVar("Produced", covariant=True)
@@ -55,7 +57,6 @@ class WorkerState:
     """Whether an update began to write and did not finish: the parameters are a mix of versions."""
     failed: Reason | None = None
     """Why the last update failed, if it did."""
-    paused_by_agent: bool = False
     updates: int = 0
     """How often something wrote to the parameters since the worker started."""
     table: str | None = None
@@ -82,6 +83,8 @@ class Fit:
     """Why the engine's own loader must not be used, if so."""
     trusted: frozenset[str] = frozenset()
     """Tensors whose layout was verified: patches may be written through it."""
+    cuts: tuple[Cut, ...] = ()
+    """The parts of tensors that are held."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,13 @@ class SurveyResult:
     """Why the engine's loader cannot take the channel's tensors, although it can take its own checkpoint's."""
     strange: Mapping[str, int]
     """Parameters that the engine's own checkpoint covers and the channel does not."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The channel whose layout a worker has learned, if any."""
+
+    channel: Channel | None
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,8 @@ class Staged:
     nbytes: int
     reads_mirror: bool = False
     """Whether parts of it are read from the mirror when it is written."""
+    undecoded: frozenset[str] = frozenset()
+    """Tensors of which the worker holds a part, and cannot decode it: nothing of them is prepared."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +136,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class JobProgress:
+    """How far a job is. ``gone``: the worker has no such job, since another one replaced it."""
+
+    state: Literal["running", "done", "failed", "gone"]
+
+
+@dataclass(frozen=True)
 class JobReport:
-    """The state of a job. ``gone``: the worker has no such job, since another one replaced it."""
+    """The state of a job, as of `JobProgress`, and what came of it."""
 
     state: Literal["running", "done", "failed", "gone"]
     result: Digests | Staged | Comparison | None = None
@@ -136,7 +155,48 @@ class JobReport:
             raise FormatError(f"job_report: state {self.state} with a result or a problem of another state")
 
 
-ANSWERS = (Done, Failed, WorkerState, Fit, SurveyResult, JobReport)
+@dataclass(frozen=True)
+class Owner:
+    """The agent that may change an engine."""
+
+    name: str
+    seconds: int
+    """Until its lease ends, unless it is renewed."""
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What is known about an engine without computing anything."""
+
+    workers: tuple[WorkerState, ...]
+    served: str
+    """The version that the engine names in its answers."""
+    paused: bool
+    paused_by_update: bool
+    """Whether an update that failed left it paused."""
+    owner: Owner | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an `UpdateEngine`.
+
+    ``live``: it was written, verified as asked, and the engine goes on. ``refused``: nothing was written, and the
+    engine goes on as it was. ``broken``: the parameters are a mix of versions, and the engine stays paused.
+    """
+
+    result: Literal["live", "refused", "broken"]
+    problem: Reason | None
+    workers: tuple[WorkerState, ...]
+    wrong: frozenset[str]
+    """Tensors of ``verify`` that do not have the digest that they should have."""
+    rounded: frozenset[str]
+    """Those of them that the engine holds in a narrower dtype."""
+    microseconds: Mapping[str, int]
+    """By phase: ``pause``, ``apply``, ``prove``, ``resume``. The engine stood still in all of them."""
+
+
+ANSWERS = (Done, Failed, WorkerState, Fit, SurveyResult, Learned, JobProgress, JobReport, EngineReport, Outcome)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -147,21 +207,41 @@ class Request(Generic[Answered]):
 
     answer: ClassVar[type] = Done
 
+    @property
+    def changes(self) -> bool:
+        """Whether it changes what a worker knows or holds: only the engine's owner may do that."""
+        return True
+
+
+class ReadRequest(Request[Answered]):
+    """A request that changes nothing."""
+
+    @property
+    def changes(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
-class Hello(Request[WorkerState]):
+class Hello(ReadRequest[WorkerState]):
     answer: ClassVar[type] = WorkerState
 
 
 @dataclass(frozen=True)
-class ReadFit(Request[Fit]):
+class ReadFit(ReadRequest[Fit]):
     """How does the learned table fit?"""
 
     answer: ClassVar[type] = Fit
 
 
 @dataclass(frozen=True)
-class Survey(Request[SurveyResult]):
+class ReadLearned(ReadRequest[Learned]):
+    """Which channel's layout was learned?"""
+
+    answer: ClassVar[type] = Learned
+
+
+@dataclass(frozen=True)
+class Survey(ReadRequest[SurveyResult]):
     """How would the tensors of a channel fit? What was learned before stays."""
 
     answer: ClassVar[type] = SurveyResult
@@ -192,36 +272,40 @@ class Distrust(Request[Done]):
 
 @dataclass(frozen=True)
 class SetPosition(Request[Done]):
-    """The live parameters are this version; None: they are a mix of versions."""
+    """The live parameters are this version, by their digests."""
 
-    position: Position | None
-
-
-@dataclass(frozen=True)
-class SetPausedByAgent(Request[Done]):
-    """Whether an agent has paused the engine: the next agent must know whose pause it is."""
-
-    paused: bool
+    position: Position
 
 
 @dataclass(frozen=True)
-class ReadJob(Request[JobReport]):
+class PollJob(ReadRequest[JobProgress]):
+    """How far is a job? Its result may be large."""
+
+    answer: ClassVar[type] = JobProgress
+    job: str
+
+
+@dataclass(frozen=True)
+class ReadJob(ReadRequest[JobReport]):
     answer: ClassVar[type] = JobReport
     job: str
 
 
 @dataclass(frozen=True)
-class ApplyUpdate(Request[Done]):
-    """Write what a job prepared, then load tensors through the engine's own loader.
+class ApplyUpdate(Request[WorkerState]):
+    """Write what a job prepared, then load tensors through the engine's own loader. The engine must be paused.
 
-    It travels through the engine's own update route. There is no answer: `WorkerState` reports the outcome.
+    The answer says whether it ``failed``, and by ``changing`` whether anything was written before that.
     """
 
+    answer: ClassVar[type] = WorkerState
     job: str | None
     position: Position
-    mirror: str
-    """The folder of a mirror on the worker's host."""
+    mirror: str | None
+    """The folder of a mirror on the worker's host, if there is one."""
     reload: tuple[str, ...]
+    settle: bool
+    """Whether the parameters are this version now. Else `SetPosition` follows, once they were verified."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +325,10 @@ class Digest(JobRequest[Digests]):
     remember: bool = True
     """Whether the digests become what the worker expects; else it also reports what it expected."""
 
+    @property
+    def changes(self) -> bool:
+        return self.remember
+
 
 @dataclass(frozen=True)
 class StagePatches(JobRequest[Staged]):
@@ -248,6 +336,17 @@ class StagePatches(JobRequest[Staged]):
 
     result: ClassVar[type] = Staged
     paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageCoded(JobRequest[Staged]):
+    """Decode a route's objects against the live parameters, and prepare what they change."""
+
+    result: ClassVar[type] = Staged
+    versions: tuple[tuple[str, ...], ...]
+    """The files of each edge's objects, in the order of the route."""
+    plain: tuple[str, ...] = ()
+    """Files of staged patches, in this order, with what the route changes in some tensors: those are not decoded."""
 
 
 @dataclass(frozen=True)
@@ -267,5 +366,29 @@ class CompareFiles(JobRequest[Comparison]):
     result: ClassVar[type] = Comparison
 
 
-JOBS = (Digest, StagePatches, StageWeights, CompareFiles)
-REQUESTS = (Hello, ReadFit, Survey, Learn, Trust, Distrust, SetPosition, SetPausedByAgent, ReadJob, ApplyUpdate, *JOBS)
+JOBS = (Digest, StagePatches, StageCoded, StageWeights, CompareFiles)
+READING = (Hello, ReadFit, ReadLearned, Survey, PollJob, ReadJob)
+REQUESTS = (*READING, Learn, Trust, Distrust, SetPosition, ApplyUpdate, *JOBS)
+
+
+# -- to the engine's own process ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpdateEngine:
+    """Pause, have all workers write, verify, name the version, clear caches, go on: all of a version, in one call."""
+
+    job: str | None
+    """What the workers prepared, if they did."""
+    position: Position
+    mirror: str | None
+    """The folder of a mirror on the engine's host, if there is one."""
+    reload: tuple[str, ...] = ()
+    """Tensors for the engine's own loader."""
+    verify: Mapping[str, int] = field(default_factory=dict)
+    """The digests that these tensors must have in the live parameters. They are read back before the engine goes on."""
+    trusted: frozenset[str] = frozenset()
+    """Tensors whose layout is verified: if one of them is wrong, so are the parameters, and not only how they are read.
+    """
+    clear_caches: bool = True
+    """Whether to drop what was computed with old weights: prefixes, also of connectors, and encoders' outputs."""

@@ -33,30 +33,40 @@ class Packing:
     """From a row, or a column, to the next one of its group."""
 
     def through(self, part: Part) -> list[Part] | None:
-        """Where a part of the unpacked stack is after packing; None unless it has rows and columns as the stack has."""
+        """Where a part of the unpacked stack is after packing; None unless it has rows and columns as the stack has.
+
+        The tensor's last two dimensions are the stack's rows and columns, or its columns and rows.
+        """
         rows, columns = self.shape
         size = rows * columns
         strides = [stride if one.count > 1 else 0 for one, stride in zip(part.box.ranges, part.strides, strict=True)]
-        if len(strides) < 2 or strides[-2] not in (0, columns) or strides[-1] not in (0, 1):
+        if len(strides) < 2 or any(stride % size for stride in strides[:-2]):
             return None
-        if any(stride % size for stride in strides[:-2]):
+        fitting = [
+            (down, across)
+            for down, across in ((-2, -1), (-1, -2))
+            if strides[down] in (0, columns) and strides[across] in (0, 1)
+        ]
+        if not fitting:
             return None
+        axes = fitting[0]
         matrix, inside = divmod(part.offset, size)
         at = divmod(inside, columns)
-        ranges = part.box.ranges
+        ranges, sides = part.box.ranges, [part.box.ranges[axis] for axis in axes]
         found = []
         for group in product(range(self.groups[0]), range(self.groups[1])):
             skipped = [(g - a) % n for g, a, n in zip(group, at, self.groups, strict=True)]
-            counts = [-(-(one.count - i) // n) for one, i, n in zip(ranges[-2:], skipped, self.groups, strict=True)]
+            counts = [-(-(one.count - i) // n) for one, i, n in zip(sides, skipped, self.groups, strict=True)]
             if min(counts) <= 0:
                 continue
-            tail = tuple(
+            grouped = [
                 Range(one.start + i * one.step, count, one.step * n)
-                for one, i, count, n in zip(ranges[-2:], skipped, counts, self.groups, strict=True)
-            )
+                for one, i, count, n in zip(sides, skipped, counts, self.groups, strict=True)
+            ]
+            tail, steps = dict(zip(axes, grouped, strict=True)), dict(zip(axes, self.steps, strict=True))
             hops = [(a + i) // n for a, i, n in zip(at, skipped, self.groups, strict=True)]
             place = self.first[group] + sum(hop * step for hop, step in zip(hops, self.steps, strict=True))
-            box, packed = Box((*ranges[:-2], *tail)), (*part.strides[:-2], *self.steps)
+            box, packed = Box((*ranges[:-2], tail[-2], tail[-1])), (*part.strides[:-2], steps[-2], steps[-1])
             found.append(replace(part, box=box, offset=matrix * size + int(place), strides=packed))
         return found
 

@@ -1,10 +1,11 @@
-"""The digest of a part, from the elements of a parameter's storage: on the host, or on any device."""
+"""The digests of parts, from the elements of parameters' storages: on the host, or on any device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
@@ -13,13 +14,58 @@ from weightcast.engine.prepared import unsigned
 from weightcast.format.digest import MODULUS
 from weightcast.format.kernels import places
 from weightcast.torch.kernels.operations import mix
+from weightcast.torch.model import has_triton
+from weightcast.torch.strided import Strided
+
+if TYPE_CHECKING:
+    from weightcast.torch.kernels.parts import PartDigests
+
+K = TypeVar("K", bound=Hashable)
 
 
-def digest_part(steps: Steps, words: torch.Tensor, chunk: int) -> int:
-    """``chunk`` is how many elements are processed at a time where that takes memory."""
-    if words.device.type == "cpu":
-        return digest_on_host(steps, words)
-    return digest_on_device(steps, words, chunk)
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device."""
+    return device.type == "cuda" and has_triton()
+
+
+class DigestReader(Generic[K]):
+    """Reads digests of parts. Those on a device with ``has_kernels`` are read by a launch for all parts alike.
+
+    ``chunk`` is how many elements are processed at a time where that takes memory.
+    """
+
+    def __init__(self, chunk: int, has_kernels: Callable[[torch.device], bool] = has_kernels):
+        self._chunk, self._has_kernels = chunk, has_kernels
+        self._together: tuple[tuple[K, ...], PartDigests] | None = None
+        """The last parts that were read by one launch, and its tables: they are often asked for again."""
+
+    def reads_together(self, device: torch.device) -> bool:
+        return self._has_kernels(device)
+
+    def read(self, parts: Mapping[K, Strided]) -> dict[K, int]:
+        """The digests of the bits that are there now."""
+        there = {key: part for key, part in parts.items() if self.reads_together(part.words.device)}
+        found = self._read_together(there)
+        for key, part in parts.items():
+            if key not in there:
+                found[key] = self._read_alone(part)
+        return found
+
+    def _read_together(self, parts: Mapping[K, Strided]) -> dict[K, int]:
+        if not parts:
+            return {}
+        keys, together = tuple(parts), self._together  # once: another thread may read other parts
+        if together is None or together[0] != keys:
+            from weightcast.torch.kernels.parts import PartDigests
+
+            self._together = together = keys, PartDigests(list(parts.values()))
+        return dict(zip(keys, together[1].read(), strict=True))
+
+    def _read_alone(self, part: Strided) -> int:
+        steps = Steps(part.source, part.target, part.loops)
+        if part.words.device.type == "cpu":
+            return digest_on_host(steps, part.words)
+        return digest_on_device(steps, part.words, self._chunk)
 
 
 def digest_on_host(steps: Steps, words: torch.Tensor) -> int:

@@ -34,10 +34,7 @@ def plan_patch(state: EngineState, start: Position | None, before: Fingerprint, 
     """For patches from ``start`` that lead from one fingerprint to another; None if the engine is not at ``start``."""
     if state.position is None or state.changing or state.position != start:
         return None
-    touched = {
-        spec.name for spec, old, new in zip(after.table, before.digests, after.digests, strict=True) if old != new
-    }
-    unreachable = _unreachable(state, touched)
+    unreachable = _unreachable(state, before.differing(after))
     return Plan(_whole_layers(after.table, unreachable), unreachable)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,14 @@ from weightcast.channel.keys import Position
 from weightcast.engine.box_digests import fingerprint_of
 from weightcast.engine.client import Engine
 from weightcast.engine.fit import counted, listed, teach
-from weightcast.engine.jobs import combine_digests, run_job
-from weightcast.engine.messages import Digest
-from weightcast.engine.state import read_state
+from weightcast.engine.jobs import combine_digests
+from weightcast.engine.messages import Digest, Digests
+from weightcast.engine.state import EngineState, read_state, state_of
 from weightcast.errors import EngineError, MissingError
 from weightcast.format.digest import Fingerprint
+
+_LOOKS = 3
+"""At most: an engine that is updated more often cannot be read in between."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Proof:
     """Tensors that have no place in the engine: nothing of them was compared."""
     uncovered: Mapping[str, int] = field(default_factory=dict)
     """Parameters that no tensor covers, with the number of elements left out: nothing of them was compared."""
+    holds_but_for: Position | None = None
+    """The version whose bits they are but for ``unproven``, as far as that can be known."""
 
     @property
     def version(self) -> int | None:
@@ -58,6 +63,9 @@ class Proof:
         """One line that claims no more than was compared."""
         if self.wrong:
             return f"{counted(self.wrong, 'tensor')} of the live engine are not what they should be"
+        if self.holds_but_for is not None:
+            unproven = f"{counted(self.unproven, 'tensor')} that cannot be read back: {listed(self.unproven)}"
+            return f"version {self.holds_but_for.version}, but for {unproven}"
         if self.position is None and self.absent and not self.unproven:
             return f"no version can be recognised by its digest: {self._not_compared}"
         if self.position is None:
@@ -84,18 +92,36 @@ class Proof:
 
 
 def prove(engine: Engine, chain: Chain) -> Proof:
-    """Digest the live parameters on every worker, and compare with the manifests; nothing is written."""
+    """Digest the live parameters on every worker, and compare with the manifests; nothing is written.
+
+    If they are written meanwhile, what was read is of no version: they are read again. `EngineError` if that goes on.
+    """
     table = chain.channel.table
     state = read_state(engine, table)
     if not state.learned and state.table:
         hint = "Name the channel that its agent follows."
         raise EngineError("the engine follows a channel of other tensors", url=engine.url, hint=hint)
     if not state.learned:
-        teach(engine, chain.channel)
+        teach(engine, chain.channel, allow_absent=True, allow_uncovered=False)
         state = read_state(engine, table)
-    results = run_job(engine, Digest(remember=False))
-    live = combine_digests(engine, table, [one.live for one in results], (spec.name for spec in table))
-    expected = combine_digests(engine, table, [one.remembered for one in results])
+    for _ in range(_LOOKS):
+        results = engine.run(Digest(remember=False))
+        before, state = state, state_of(engine, engine.report(), table, state)
+        if _written(before) == _written(state):
+            return _proof(engine, chain, state, results)
+    hint = "Verify it again, or have its agent hold it with --version."
+    raise EngineError("the engine was updated while it was read", url=engine.url, hint=hint)
+
+
+def _written(state: EngineState) -> tuple[object, ...]:
+    """What is another one after something was written."""
+    return state.instances, state.updates, state.position, state.changing
+
+
+def _proof(engine: Engine, chain: Chain, state: EngineState, results: Sequence[Digests]) -> Proof:
+    table = chain.channel.table
+    live = combine_digests(engine.url, table, [one.live for one in results], (spec.name for spec in table))
+    expected = combine_digests(engine.url, table, [one.remembered for one in results])
     remembered = {name: one.digest for name, one in expected.items() if one.digest is not None}
     wrong = {
         name: live[name].problem or "its bits are not the version's"
@@ -114,9 +140,12 @@ def prove(engine: Engine, chain: Chain) -> Proof:
     if found is None and not wrong and not unproven and state.position is not None:
         # Some tensors have no place in the engine; all others are as they were when they were verified.
         position = state.position if _is_committed(state.position, chain) else None
-    return Proof(
-        state.position, position, wrong, unproven, len(table), tuple(sorted(state.fit.absent)), state.fit.uncovered
-    )
+    but_for = None
+    if position is None and not wrong and unproven and state.position is not None and not state.changing:
+        # All that can be read back is what it was when it was verified at this version.
+        but_for = state.position if _is_committed(state.position, chain) else None
+    absent = tuple(sorted(state.fit.absent))
+    return Proof(state.position, position, wrong, unproven, len(table), absent, state.fit.uncovered, but_for)
 
 
 def _is_committed(position: Position, chain: Chain) -> bool:

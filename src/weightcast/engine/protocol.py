@@ -1,4 +1,4 @@
-"""The JSON of the messages between an agent and an engine's workers: one strict, bounded codec for both sides.
+"""The JSON of the messages between an agent and an engine: one strict, bounded codec for all sides.
 
     {"protocol": 1, "kind": "stage_patches", "job": "4f…", "paths": ["…"]}
 
@@ -20,9 +20,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Channel, channel_from_json, channel_to_json, position_from_json, position_json
 from weightcast.engine.box_digests import BoxDigest
-from weightcast.engine.messages import ANSWERS, REQUESTS, Reason, Request
-from weightcast.errors import FormatError, VersionError
+from weightcast.engine.messages import ANSWERS, REQUESTS, Reason, Request, UpdateEngine
+from weightcast.errors import FormatError, UsageError, VersionError
 from weightcast.format.boxes import Box, Range
+from weightcast.format.cut import Cut
 from weightcast.format.json import parse_json
 
 PROTOCOL = 1
@@ -51,6 +52,11 @@ def encode(message: object) -> str:
 def decode_request(text: str) -> Request[Any]:
     """`ProtocolError` for another protocol, `FormatError` for anything else that is not a request."""
     return _decode(text, REQUESTS, "request")  # type: ignore[no-any-return]
+
+
+def decode_update(text: str) -> UpdateEngine:
+    """The same for what is sent to the engine's own process."""
+    return _decode(text, (UpdateEngine,), "update")  # type: ignore[no-any-return]
 
 
 def decode_answer(text: str) -> Any:
@@ -176,8 +182,18 @@ def _channel(value: Any) -> Channel:
     return channel_from_json(value.encode())
 
 
+def _cut(value: Any) -> Cut:
+    _expect(isinstance(value, list) and len(value) == 3, "cut", "three values", value)
+    found = (_value(one, hint, "cut") for one, hint in zip(value, (str, int, int), strict=True))
+    try:
+        return Cut(*found)
+    except UsageError as error:
+        raise FormatError(f"cut: {error.problem}") from None
+
+
 _SPECIAL: dict[Any, tuple[Any, Any]] = {
     BoxDigest: (_box_digest_plain, _box_digest),
+    Cut: (lambda cut: [cut.tensors, cut.axis, cut.parts], _cut),
     Channel: (lambda channel: channel_to_json(channel).decode(), _channel),
     Position: (position_json, position_from_json),
 }

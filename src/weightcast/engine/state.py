@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weightcast.channel.keys import Position
 from weightcast.engine.client import Engine
 from weightcast.engine.fit import combine_fits
-from weightcast.engine.messages import Fit, Hello, ReadFit
+from weightcast.engine.messages import EngineReport, Fit, ReadFit
 from weightcast.errors import EngineError
 from weightcast.format.digest import table_json
 from weightcast.format.spec import TensorTable
@@ -22,10 +22,6 @@ class EngineState:
     """Of all workers; None if one does not know, or they differ."""
     changing: bool
     """Whether an update broke off: the parameters are a mix of versions and must not be served."""
-    failed: str | None
-    """Why the last update failed on a worker, if it did."""
-    paused_by_agent: bool
-    """Whether an agent paused the engine, perhaps one that has died."""
     updates: int
     """Since the engine started; before the first, it holds what it loaded."""
     table: str | None
@@ -37,10 +33,17 @@ class EngineState:
     """Empty unless ``learned``."""
 
 
-def read_state(engine: Engine, table: TensorTable, before: EngineState | None = None) -> EngineState:
-    """Ask the workers for their state; how the table fits is asked again only if it changed since ``before``."""
-    workers = engine.ask(Hello())
-    world = workers[0].world
+def read_state(engine: Engine, table: TensorTable) -> EngineState:
+    """Ask the workers for their state."""
+    return state_of(engine, engine.report(), table)
+
+
+def state_of(
+    engine: Engine, report: EngineReport, table: TensorTable, before: EngineState | None = None
+) -> EngineState:
+    """The state in a report; how the table fits is asked only if it changed since ``before``."""
+    workers = report.workers
+    world = workers[0].world if workers else 1
     if world > len(workers) or {one.rank for one in workers} != set(range(world)):
         raise EngineError("not all workers answer", url=engine.url)
     positions = {one.position for one in workers}
@@ -57,8 +60,6 @@ def read_state(engine: Engine, table: TensorTable, before: EngineState | None = 
         instances=instances,
         position=workers[0].position if len(positions) == 1 else None,
         changing=any(one.changing for one in workers) or len(positions) > 1,
-        failed=next((one.failed for one in workers if one.failed), None),
-        paused_by_agent=any(one.paused_by_agent for one in workers),
         updates=max(one.updates for one in workers),
         table=next((one.table for one in workers if one.table), None),
         learned=learned,

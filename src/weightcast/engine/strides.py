@@ -62,6 +62,20 @@ def box_of_loops(shape: Sequence[int], offset: int, loops: Iterable[Loop]) -> tu
     return Box(tuple(ranges)), tuple(strides)
 
 
+def boxes_of_loops(
+    shape: Sequence[int], offset: int, at: int, loops: Sequence[Loop]
+) -> Iterator[tuple[Box, int, tuple[int, ...]]]:
+    """The same as boxes, as few as the shortest loops allow: each with where it begins on the other side, ``at``."""
+    boxed = box_of_loops(shape, offset, loops) if all(loop.there > 0 for loop in loops) else None
+    if boxed is not None:
+        yield boxed[0], at, boxed[1]
+        return
+    apart = min((loop for loop in loops if loop.size > 1), key=lambda loop: (loop.there > 0, loop.size))
+    rest = [loop for loop in loops if loop is not apart]
+    for i in range(apart.size):
+        yield from boxes_of_loops(shape, offset + i * apart.there, at + i * apart.here, rest)
+
+
 def grid_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape of a tensor in the order of its memory; that of a flat one if it does not fill its storage."""
     dims = sorted(

@@ -1,25 +1,30 @@
 """The worker's side of an engine: answers an agent's requests about its parameters, and writes what was prepared.
 
-What takes long runs as a job, in a thread, while the engine serves. Only `EngineWorker.apply` writes to parameters, and
-only a paused engine calls it.
+What takes long runs as a job, in a thread, while the engine serves. Only an `ApplyUpdate` writes to parameters;
+`control` sends it while the engine is paused.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from weightcast.channel.keys import Position
+from weightcast.channel.records import Channel
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.engine import messages as msg
 from weightcast.engine.background import Job, Jobs
 from weightcast.engine.box_digests import BoxDigest
+from weightcast.engine.cuts import cuts_of
+from weightcast.engine.decoding import prepare_coded
 from weightcast.engine.layout import Layout
 from weightcast.engine.learn import TORCH_DTYPES, Load
 from weightcast.engine.live import LiveParameters
@@ -29,8 +34,11 @@ from weightcast.engine.state import table_digest
 from weightcast.errors import CheckpointError, FormatError, UsageError, WeightcastError
 from weightcast.follow.mirror_reader import reading_held
 from weightcast.follow.replica import opened_patches
+from weightcast.format.joined import joined, open_objects
+from weightcast.format.safetensors import ReopenedSource
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.format.tensors import Weights
+from weightcast.format.workers import Workers
 
 _log = logging.getLogger("weightcast")
 
@@ -40,7 +48,9 @@ class EngineWorker:
 
     ``learn`` finds the layout of a table, ``reload`` loads weights through the engine's own loader while it runs,
     ``folder`` is the checkpoint that the engine loaded when it started. ``cannot_reload`` returns the reason if
-    ``reload`` would break the engine, ``available`` the bytes of free host memory.
+    ``reload`` would break the engine, ``available`` the bytes of free host memory. ``written`` is called with the
+    parameters that were written in place, to bring up to date what the engine has computed from them. Elements of the
+    parameters in ``moved`` may be elsewhere than the loader put them.
     """
 
     def __init__(
@@ -53,16 +63,24 @@ class EngineWorker:
         world: int,
         cannot_reload: Callable[[], str | None] = lambda: None,
         available: Callable[[], int] | None = None,
+        written: Callable[[Iterable[str]], object] = lambda parameters: None,
+        moved: Container[str] = (),
     ):
         self._model, self._learn, self._reload = model, learn, reload
         self._cannot_reload, self._available = cannot_reload, available or _available
+        self._written, self._moved = written, moved
         self._folder = Path(folder)
         self._state = msg.WorkerState(uuid.uuid4().hex, rank, world)
         self._live: LiveParameters | None = None
+        self._channel: Channel | None = None
         self._surveyed: Layout | None = None
         """What `Survey` found, until `Learn` takes it."""
         self._trusted: set[str] = set()
         self._jobs = Jobs()
+        self._digested_at: int | None = None
+        """The count of updates when all that was digested last was read, if it was to be remembered."""
+        self._staged_at = 0
+        """The same for what was staged last."""
         self._loaded = _signature(self._folder)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -72,22 +90,23 @@ class EngineWorker:
         handlers: dict[type, Callable[[Any], object]] = {
             msg.Hello: lambda _: self._state,
             msg.ReadFit: self._read_fit,
+            msg.ReadLearned: lambda _: msg.Learned(self._channel),
             msg.Survey: self._survey,
             msg.Learn: self._learn_channel,
             msg.Trust: self._trust,
             msg.Distrust: self._distrust,
             msg.SetPosition: self._set_position,
-            msg.SetPausedByAgent: self._set_paused_by_agent,
+            msg.PollJob: lambda request: msg.JobProgress(self._jobs.report(request.job).state),
             msg.ReadJob: lambda request: self._jobs.report(request.job),
+            msg.ApplyUpdate: self._apply,
             msg.Digest: self._digest,
             msg.StagePatches: self._stage_patches,
+            msg.StageCoded: self._stage_coded,
             msg.StageWeights: self._stage_weights,
             msg.CompareFiles: self._compare_files,
         }
         try:
             request = decode_request(text)
-            if type(request) not in handlers:
-                raise FormatError(f"{type(request).__name__} is sent through the engine's update route")
             answer = handlers[type(request)](request) or msg.Done()
         except FormatError as error:
             answer = msg.Failed(f"malformed request: {error}")
@@ -115,7 +134,9 @@ class EngineWorker:
             for spec in layout.table
             if spec.elements and spec.name not in layout.unknown and not layout.locate(spec.name)
         )
-        return msg.Fit(layout.unknown, absent, layout.uncovered, self._cannot_reload(), frozenset(trusted))
+        return msg.Fit(
+            layout.unknown, absent, layout.uncovered, self._cannot_reload(), frozenset(trusted), cuts_of(layout)
+        )
 
     def _survey(self, request: msg.Survey) -> msg.SurveyResult:
         layout = self._surveyed = self._learn(request.channel.table)
@@ -138,29 +159,37 @@ class EngineWorker:
         layout, self._surveyed = self._surveyed, None
         if layout is None or layout.table != table:
             layout = self._learn(table)
-        self.close()
-        self._trusted = set()
-        self._set(table=None, position=None)
-        self._live = LiveParameters(self._model, layout)
+        self._unlearn()
+        self._live, self._channel = LiveParameters(self._model, layout), request.channel
         self._set(table=table_digest(table))
         self._fit_changed()
 
+    def _unlearn(self) -> None:
+        self.close()
+        self._live, self._trusted, self._digested_at = None, set(), None
+        self._set(table=None, position=None)
+
     def _trust(self, request: msg.Trust) -> None:
-        self._trusted |= request.names - self._known().layout.unknown.keys()
+        live = self._known()
+        self._trusted |= {name for name in request.names - live.layout.unknown.keys() if self._shows(live, name)}
         self._fit_changed()
+
+    def _shows(self, live: LiveParameters, name: str) -> bool:
+        """Whether a tensor's digest can show where its elements are: that of equal elements fits any place."""
+        moved = [part for part in live.layout.locate(name) if part.parameter in self._moved]
+        return not any(live.is_uniform(part) for part in moved)
 
     def _distrust(self, request: msg.Distrust) -> None:
         self._known().layout.unknown.update(dict.fromkeys(request.names, request.reason))
         self._trusted -= request.names
         self._fit_changed()
 
-    # -- position and pause ------------------------------------------------------------------------------------------
+    # -- position ----------------------------------------------------------------------------------------------------
 
     def _set_position(self, request: msg.SetPosition) -> None:
-        self._set(position=request.position, changing=request.position is None)
-
-    def _set_paused_by_agent(self, request: msg.SetPausedByAgent) -> None:
-        self._set(paused_by_agent=request.paused)
+        if self._digested_at != self._state.updates:
+            raise UsageError("the parameters were written since they were digested")
+        self._set(position=request.position, changing=False)
 
     def forget(self) -> None:
         """Called when the engine changes its parameters by itself: nothing is known about them any more."""
@@ -172,31 +201,52 @@ class EngineWorker:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _digest(self, request: msg.Digest) -> None:
-        live, specs, trusted = self._known(), self._specs(request.names), frozenset(self._trusted)
+        live, specs, trusted = self._at_hand(), self._specs(request.names), frozenset(self._trusted)
+        updates = self._state.updates
 
         def work(job: Job) -> msg.Digests:
-            found, remembered = {}, {}
+            each = live.digest_each(specs, request.remember, job.refuse_cancelled)
+            if request.remember:
+                if self._state.updates != updates:
+                    live.digests.clear()  # some are of what was there before
+                    raise UsageError("the parameters were written while they were digested")
+                self._digested_at = updates
+            found, remembered = {name: tuple(boxes) for name, boxes in each.items()}, {}
             for spec in specs:
-                job.refuse_cancelled()
-                found[spec.name] = tuple(live.digest(spec, request.remember))
                 parts = live.layout.locate(spec.name) if spec.name in trusted and not request.remember else ()
                 if parts and all(part in live.digests for part in parts):
                     remembered[spec.name] = tuple(BoxDigest(part.box, live.digests[part]) for part in parts)
             return msg.Digests(found, remembered)
 
-        self._jobs.start("read", request.job, work)
+        self._jobs.start_reading(request.job, work, request.changes)
 
     def _stage_patches(self, request: msg.StagePatches) -> None:
-        live, trusted = self._known(), frozenset(self._trusted)
+        live, trusted = self._at_hand(), frozenset(self._trusted)
 
         def work(job: Job) -> msg.Staged:
             with opened_patches(map(Path, request.paths)) as patches:
                 return _staged(job, live.prepare_patches(patches, trusted, self._room(), job.refuse_cancelled))
 
-        self._jobs.start("update", request.job, work)
+        self._start_update(request.job, work)
+
+    def _stage_coded(self, request: msg.StageCoded) -> None:
+        live, trusted = self._at_hand(), frozenset(self._trusted)
+
+        def work(job: Job) -> msg.Staged:
+            versions = [joined(open_objects(map(ReopenedSource, map(Path, paths)))) for paths in request.versions]
+            threads, room = max(1, len(os.sched_getaffinity(0)) // self._state.world), self._room()
+            with opened_patches(map(Path, request.plain)) as patches:
+                plain = {row.spec.name for patch in patches for row in patch.rows}
+                prepared = live.prepare_patches(patches, trusted, room, job.refuse_cancelled, hold_wholes=True)
+            with closing(Workers(threads)) as workers:
+                decoded = prepare_coded(live, versions, trusted - plain, prepared.left, job.refuse_cancelled, workers)
+            prepared.add(decoded.prepared)
+            return replace(_staged(job, prepared), undecoded=decoded.undecoded)
+
+        self._start_update(request.job, work)
 
     def _stage_weights(self, request: msg.StageWeights) -> None:
-        live, specs = self._known(), self._specs(request.names)
+        live, specs = self._at_hand(), self._specs(request.names)
         for name in request.names:
             if name not in self._trusted:
                 raise UsageError("nothing is written through a layout that is not trusted", tensor=name)
@@ -205,11 +255,11 @@ class EngineWorker:
             with _mirrored(request.mirror, live.layout.table) as weights:
                 return _staged(job, live.prepare_weights(weights, specs, self._room(), job.refuse_cancelled))
 
-        self._jobs.start("update", request.job, work)
+        self._start_update(request.job, work)
 
     def _compare_files(self, request: msg.CompareFiles) -> None:
         """A tensor that differs was changed after loading: it is not where the loader's layout says."""
-        live = self._known()
+        live = self._at_hand()
         if self._state.updates:
             raise UsageError("the parameters are no longer what was loaded")
 
@@ -226,40 +276,43 @@ class EngineWorker:
                         (other if found.changed else same).add(spec.name)
             return msg.Comparison(frozenset(same), frozenset(other))
 
-        self._jobs.start("read", request.job, work)
+        self._jobs.start_reading(request.job, work, request.changes)
+
+    def _start_update(self, name: str, work: Callable[[Job], msg.Staged]) -> None:
+        self._staged_at = self._state.updates
+        self._jobs.start_update(name, work)
 
     # -- update ------------------------------------------------------------------------------------------------------
 
-    def apply(self, text: str) -> None:
-        """Carry out an `ApplyUpdate`.
-
-        Never raises: an engine cannot tell its workers apart. `WorkerState` says whether it ``failed`` and, by
-        ``changing``, whether anything was written before that.
-        """
+    def _apply(self, update: msg.ApplyUpdate) -> msg.WorkerState:
+        """The state says whether it ``failed`` and, by ``changing``, whether anything was written before that."""
         self._set(failed=None)
         try:
-            update = decode_request(text)
-            if not isinstance(update, msg.ApplyUpdate):
-                raise FormatError(f"{type(update).__name__} is not an update")
             prepared = self._take_prepared(update.job)
             if update.reload and (problem := self._cannot_reload()):
                 raise UsageError(problem, tensor=update.reload[0])
-            self._set(changing=True, updates=self._state.updates + 1)
+            if update.mirror is None and (update.reload or (prepared is not None and prepared.rewrites)):
+                raise UsageError("there is no mirror to read from")
+            self._set(changing=True, position=None, updates=self._state.updates + 1)
             self._write(prepared, update)
-            self._set(position=update.position, changing=False)
+            for device in self._gpus:
+                torch.cuda.synchronize(device)
+            if update.settle:
+                self._set(position=update.position, changing=False)
         except Exception as error:  # noqa: BLE001 -- the agent gets it instead
             _log.exception("an update failed")
-            position = None if self._state.changing else self._state.position
-            self._set(failed=f"{type(error).__name__}: {error}", position=position)
+            self._set(failed=f"{type(error).__name__}: {error}")
+        return self._state
 
     def _take_prepared(self, job: str | None) -> Prepared | None:
         if job is None:
             return None
-        if self._known().has_moved:
-            raise UsageError("the engine has moved its parameters since they were learned")
+        self._at_hand()
         prepared = self._jobs.take_prepared(job)
         if prepared is None:
             raise UsageError("what was staged is not here any more")
+        if self._staged_at != self._state.updates:
+            raise UsageError("the parameters were written since it was staged")
         return prepared
 
     def _write(self, prepared: Prepared | None, update: msg.ApplyUpdate) -> None:
@@ -267,10 +320,13 @@ class EngineWorker:
         table = live.layout.table
         if prepared is not None and not prepared.rewrites and not update.reload:
             live.apply(prepared)
+            self._written(prepared.parameters)
             return
-        with _mirrored(update.mirror, table) as weights:
+        assert update.mirror is not None, "else nothing is read from one"
+        with _mirrored(update.mirror, table, update.position) as weights:
             if prepared is not None:
                 live.apply(prepared, weights)
+                self._written(prepared.parameters)
             if update.reload:
                 self._reload((name, _tensor_of(table[name], weights)) for name in update.reload)
         if live.has_moved:
@@ -281,14 +337,26 @@ class EngineWorker:
     def _room(self) -> int:
         """This worker's share of half of the free memory, on the parameters' device and on the host."""
         free = [self._available()]
-        for device in {one.device for one in self._model.parameters() if one.device.type == "cuda"}:
+        for device in self._gpus:
             free.append(torch.cuda.mem_get_info(device)[0])
         return min(free) // (2 * self._state.world)
+
+    @property
+    def _gpus(self) -> set[torch.device]:
+        return {one.device for one in self._model.parameters() if one.device.type == "cuda"}
 
     def _known(self) -> LiveParameters:
         if self._live is None:
             raise UsageError("no layout was learned yet")
         return self._live
+
+    def _at_hand(self) -> LiveParameters:
+        """The parameters, if they are where they were learned; else there is nothing to read or write any more."""
+        live = self._known()
+        if live.has_moved:
+            self._unlearn()
+            raise UsageError("the engine has moved its parameters since they were learned", hint="Learn them again.")
+        return live
 
     def _specs(self, names: Iterable[str] | None) -> list[TensorSpec]:
         table = self._known().layout.table
@@ -310,11 +378,16 @@ def _staged(job: Job, prepared: Prepared) -> msg.Staged:
 
 
 @contextmanager
-def _mirrored(folder: str, table: TensorTable) -> Iterator[Weights]:
-    """A mirror's weights, log included. Its lock is held, so that the log is not folded meanwhile."""
+def _mirrored(folder: str, table: TensorTable, position: Position | None = None) -> Iterator[Weights]:
+    """A mirror's weights, log included. Its lock is held, so that the log is not folded meanwhile.
+
+    `CheckpointError` if it is not at ``position``: whoever keeps it may have gone on.
+    """
     with reading_held(Path(folder), table) as held:
         if held.fingerprint is None:
             raise CheckpointError("the folder is not a mirror of the channel", file=folder)
+        if position is not None and held.fingerprint.digest != position.digest:
+            raise CheckpointError(f"the mirror is at {held.position}, not at {position}", file=folder)
         yield held.weights
 
 

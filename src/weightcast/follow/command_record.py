@@ -1,6 +1,7 @@
 """For which version the command of `pull --exec` last succeeded: a record in the mirror that survives a kill.
 
-It names the channel and the command: for a version of another channel, or another command, it does not count.
+It names the channel and the command: for a version of another channel, or another command, it does not count. An engine
+that reloads the mirror has the same record, with its address for the command.
 """
 
 from __future__ import annotations

@@ -6,13 +6,15 @@ import errno
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.edge import Edge, leads_to_commit, squash_object
 from weightcast.channel.keys import Position
-from weightcast.channel.records import Manifest, ObjectRef, Reference
+from weightcast.channel.nearest import Nearest
+from weightcast.channel.records import Anchor, Manifest, ObjectRef, Reference
 from weightcast.channel.reference import bring
 from weightcast.channel.route import Route, route_bytes
 from weightcast.disk.assemble import assemble
@@ -28,17 +30,28 @@ from weightcast.errors import (
     MissingError,
     SpaceError,
     StoreError,
+    TrustError,
     UsageError,
     WeightcastError,
 )
 from weightcast.follow.replica import Replica
 from weightcast.format.digest import tensor_digests
+from weightcast.store.base import Store
 from weightcast.store.download import fetch, sha256_of
 
 _AHEAD = 2
 """Objects that are fetched while another is decoded."""
 
-BAD_OBJECT = (AccessError, ChannelError, CheckpointError, FormatError, MismatchError, MissingError, UsageError)
+BAD_OBJECT = (
+    AccessError,
+    ChannelError,
+    CheckpointError,
+    FormatError,
+    MismatchError,
+    MissingError,
+    TrustError,
+    UsageError,
+)
 """Errors that mean that an object cannot be used; others are of the store or of the disk."""
 
 _AT_ONCE = 8
@@ -123,6 +136,8 @@ class _Progress:
 def _fetch_edge(chain: Chain, incoming: Path, edge: Edge, goal: Manifest, progress: _Progress) -> Arrived:
     path = incoming / name_of(edge)
     try:
+        if chain.guard is not None and edge.kind == "squash":
+            chain.guard.check_squash(edge)
         manifest = _manifest_of(chain, edge, goal)
         if edge.base is None:
             return _fetch_anchor(chain, path, edge, manifest, progress)
@@ -187,7 +202,11 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
         raise FormatError(f"this is not what was committed as version {edge.result}", file=edge.key)
     folder.mkdir(exist_ok=True)
     if anchor.reference is not None:
-        return _fetch_reference(chain, edge, folder, anchor.position, anchor.reference, progress)
+        if chain.guard is not None and not anchor.pins:
+            problem = "no signature covers the files of a checkpoint outside the bucket"
+            hint = "Pull from an anchor: the owner of a cutter's key runs `weightcast squash URL --anchor`."
+            raise TrustError(problem, reason="not covered", file=edge.key, hint=hint)
+        return _fetch_reference(chain, edge, folder, anchor, anchor.reference, progress)
     names = {ref.key.rpartition("/")[2]: ref for ref in anchor.files}
     try:
         require_space(folder, anchor.nbytes - sum(path.stat().st_size for path in folder.iterdir()))
@@ -220,15 +239,16 @@ def _fetch_anchor(chain: Chain, folder: Path, edge: Edge, manifest: Manifest | N
 
 
 def _fetch_reference(
-    chain: Chain, edge: Edge, folder: Path, position: Position, reference: Reference, progress: _Progress
+    chain: Chain, edge: Edge, folder: Path, anchor: Anchor, reference: Reference, progress: _Progress
 ) -> Arrived:
     """Fetch a checkpoint from outside the bucket; it is verified as any other is."""
     try:
-        bring(reference, folder, progress.of(edge.key), expected_bytes=chain.channel.table.nbytes)
+        nbytes = chain.channel.table.nbytes
+        bring(reference, folder, progress.of(edge.key), expected_bytes=nbytes, pins=anchor.pins)
     except StoreError as error:
         discard(folder)  # the Hub's own cache can resume
         raise BadEdgeError(edge, error) from error
-    return Arrived(edge, folder, position, None, _digests(folder))
+    return Arrived(edge, folder, anchor.position, None, _digests(folder))
 
 
 def _digests(path: Path) -> dict[str, int]:
@@ -243,7 +263,21 @@ def _fetch_object(chain: Chain, ref: ObjectRef, path: Path, progress: _Progress,
         report("fetch", ref.size, ref.size)
     else:
         path.unlink(missing_ok=True)
-        fetch(chain.store, ref.key, ref.size, ref.sha256, path, durable=durable, report=report)
+        _download(chain.store, ref, path, durable=durable, report=report)
+
+
+def _download(store: Store, ref: ObjectRef, path: Path, *, durable: bool, report: Report) -> None:
+    """Fetch an object; where one bucket has it damaged, from each other one that there is."""
+    try:
+        fetch(store, ref.key, ref.size, ref.sha256, path, durable=durable, report=report)
+        return
+    except FormatError as error:
+        damaged = error
+    for source in store.sources if isinstance(store, Nearest) else ():
+        with suppress(FormatError, StoreError):  # what is wrong with the first one is raised
+            fetch(source, ref.key, ref.size, ref.sha256, path, durable=durable, report=report)
+            return
+    raise damaged
 
 
 def forget_downloads(replica: Replica) -> None:

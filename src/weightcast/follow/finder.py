@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.nearest import Nearest
 from weightcast.channel.policy import Policy
 from weightcast.channel.records import Manifest
-from weightcast.errors import ChannelError, FormatError, MissingError
+from weightcast.errors import ChannelError, FormatError, MissingError, TrustError
 from weightcast.follow.replica import Replica, position_of
 from weightcast.format.diff import refuse_other_table
 
@@ -57,6 +58,9 @@ class Finder:
         try:
             at = self.replica.version
             return self.list_head() if at is None or self._idle >= _LIST_EVERY else self._newer_than(at)
+        except TrustError:
+            self.list_next()  # what follows ours may be of a key that was revoked, and the head of another
+            raise
         except ChannelError:
             if not self._follow_reset():
                 raise
@@ -74,10 +78,15 @@ class Finder:
     def list_head(self) -> Manifest | None:
         """The head, by listing; also determine which version the replica holds."""
         self._idle = 0
+        if self.chain.guard is not None:
+            self.chain.guard.refresh()
         if self.replica.fingerprint is None:
             self.replica.examine()
         else:
             self.replica.examine_if_changed()
+        if isinstance(self.chain.store, Nearest):
+            seen = self.chain.guard.seen.version if self.chain.guard is not None else -1
+            self.chain.store.expect(max(seen, -1 if self.replica.version is None else self.replica.version))
         head = self.chain.head()
         if head is None or self._is_of_another_history(head):
             self._follow_reset()
@@ -102,7 +111,7 @@ class Finder:
 
     def _follow_reset(self) -> bool:
         """Switch to the channel that replaced ours, if one did; the weights may well be a version of it."""
-        chain = Chain.open(self.chain.store)
+        chain = self.chain.opened_again()
         if chain.channel.id == self.chain.channel.id:
             return False
         refuse_other_table(self.chain.channel.table, chain.channel.table)

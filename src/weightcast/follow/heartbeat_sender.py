@@ -9,6 +9,7 @@ import re
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from weightcast.channel.keys import Position, check_name
 from weightcast.channel.records import Heartbeat
 from weightcast.disk.durable import replacing
 from weightcast.errors import AccessError, StoreError, UnsupportedError, WeightcastError
+from weightcast.format.cut import Cut
 from weightcast.store.backoff import CLOCK, Backoff, Clock
 
 BEAT_EVERY, BEAT_MOST = 30.0, 5.0
@@ -28,6 +30,8 @@ FRESH = 90.0
 
 _LONGEST = 3600.0
 """Seconds between two attempts at most, where the bucket refuses heartbeats."""
+
+_NOTHING: Mapping[str, float] = {}
 
 _log = logging.getLogger("weightcast")
 
@@ -59,6 +63,8 @@ class HeartbeatSender:
         error: str | None = None,
         pause: float | None = None,
         ran: int | None = None,
+        cuts: tuple[Cut, ...] = (),
+        seconds: Mapping[str, float] = _NOTHING,
         at_once: bool = False,
     ) -> None:
         """Send a heartbeat if one is due: every half minute, or 5 s after the last one if something is new.
@@ -73,7 +79,8 @@ class HeartbeatSender:
         self._warn_of_rivals(chain, now)
         self._last, self._sent, self._error = now, None, error
         try:
-            put_heartbeat(chain, Heartbeat(self.replica, position, time.time(), error, pause, self.instance, ran))
+            beat = Heartbeat(self.replica, position, time.time(), error, pause, self.instance, ran, cuts, seconds)
+            put_heartbeat(chain, beat)
         except UnsupportedError:
             self._not_before = float("inf")  # a bucket that can only be read, as over http
         except AccessError:

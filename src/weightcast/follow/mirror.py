@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
+from weightcast.channel.records import Manifest
+from weightcast.channel.route import Route
 from weightcast.disk.checkpoint import MIRROR, Checkpoint, redo_path
-from weightcast.disk.durable import Report, disk_errors, own_copy, silent
+from weightcast.disk.durable import Enter, Report, disk_errors, own_copy, silent, untimed
 from weightcast.disk.staged import Overlay, fingerprint_of
 from weightcast.errors import BusyError, CheckpointError, UsageError, WeightcastError
 from weightcast.follow.fold import Fold, FoldThread, Outcome
@@ -29,6 +32,7 @@ from weightcast.follow.mirror_state import FilesState, file_times, read_state, w
 from weightcast.follow.redo_log import RedoLog
 from weightcast.follow.replica import Staged, position_of
 from weightcast.follow.resident import Resident
+from weightcast.follow.staging import stage_route
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
 from weightcast.format.spec import TensorTable
@@ -47,6 +51,8 @@ _PULL_AGAIN = "Pull again: the channel has what the files should be."
 class Mirror:
     """A folder that follows a channel: a `Replica` whose weights are the files with the log laid over them."""
 
+    takes_anchors = True
+
     def __init__(
         self,
         folder: Path | str,
@@ -64,6 +70,8 @@ class Mirror:
         A folder that is neither empty nor a checkpoint of this table is refused, and so is a mirror of a channel
         elsewhere. A mirror of another channel at the same ``url`` is taken over: the channel was started over there.
         """
+        self.beside: Path | None = None
+        """Where another follower of this host keeps the objects that it has fetched."""
         self._url = url.encode("utf-8", "backslashreplace").decode()  # a path need not be UTF-8, a record must
         self.folder = Path(folder)
         self.channel, self.table = channel, table
@@ -197,6 +205,9 @@ class Mirror:
         self.version, self.fingerprint = version, fingerprint
 
     # -- what is held --------------------------------------------------------------------------------------------------
+
+    def stage(self, chain: Chain, route: Route, goal: Manifest, enter: Enter = untimed) -> Staged:
+        return stage_route(chain, self, route, goal, self._workers, self._report, enter)
 
     def locate(self, version: int | None) -> None:
         """Set the version that the weights are; None if they are not a version of this channel."""

@@ -9,8 +9,11 @@ FOLDER/.weightcast/changing             there while the files change, or are wro
 FOLDER/.weightcast/install.json         there while a new anchor's files (anchor/) and log (ahead/) are moved in
 FOLDER/.weightcast/staged, incoming     the next update while it is prepared; downloads can be resumed
 FOLDER/.weightcast/owner                held by the one process that keeps this mirror
-FOLDER/.weightcast/ran.json             the newest version for which the command of `pull --exec` succeeded
+FOLDER/.weightcast/ran.json             the newest version for which the command of `pull --exec` succeeded, or that an
+                                        engine which reloads the folder has loaded
+FOLDER/.weightcast/loading              there while such an engine loads the files, or may still do so
 FOLDER/.weightcast/instance             the last process that reported to the bucket from here
+FOLDER/.weightcast/trust.json           the key that is trusted here, and what was seen of its channel
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ class MirrorFolder:
         self.incoming = self.inner / "incoming"
         self._owner = self.inner / "owner"
         self.ran = self.inner / "ran.json"
+        self.loading = self.inner / "loading"
         self.instance = self.inner / "instance"
+        self.trust = self.inner / "trust.json"
         self._made: list[Path] = []
         self._exclusive_in: int | None = None
         """The thread that holds the readers' lock exclusively."""
@@ -81,7 +86,7 @@ class MirrorFolder:
     def sweep(self) -> None:
         """Delete what a killed process left and no later one uses."""
         keep = {self.position, self.log, self.history, self._lock, self.changing, self.install}
-        keep |= {self.staged, self.incoming, self._owner, self.ran, self.instance}
+        keep |= {self.staged, self.incoming, self._owner, self.ran, self.loading, self.instance, self.trust}
         if self.install.exists():
             keep |= {self.new_files, self.new_log}
         for path in {*self.inner.iterdir(), *self.staged.iterdir()} - keep:

@@ -23,10 +23,10 @@ class NoIntactRouteError(Exception):
 
 
 class Planner:
-    """Plans by the listings of a channel, without the edges in ``bad``."""
+    """Plans by the listings of a channel, without the edges in ``bad``, and perhaps without anchors."""
 
-    def __init__(self, chain: Chain, bad: BadEdges):
-        self._chain, self._bad = chain, bad
+    def __init__(self, chain: Chain, bad: BadEdges, *, anchors: bool = True):
+        self._chain, self._bad, self._anchors = chain, bad, anchors
 
     def next_delta(self, at: Position | None, goal: Manifest) -> Route | None:
         """The delta from ``at`` to ``goal`` if that is the whole route: nothing needs to be listed."""
@@ -48,7 +48,7 @@ class Planner:
         return route
 
     def _good(self, edges: list[Edge]) -> list[Edge]:
-        return [edge for edge in edges if edge.key not in self._bad]
+        return [edge for edge in edges if edge.key not in self._bad and (self._anchors or edge.base is not None)]
 
     def _route_from_reference(self, goal: int) -> Route | None:
         """The cheapest route that begins at a checkpoint outside the bucket."""
@@ -82,13 +82,16 @@ class Planner:
             remedy = f"`weightcast verify {url} --deep` lists all; `weightcast publish --anchor` repairs it."
             hint = f"First: {str(reason).rstrip('.')}. {remedy}"
             return NoRouteError(problem, file=url, hint=hint, reason=reason)
-        for anchor in self._chain.references():
+        for anchor in self._chain.references() if self._anchors else ():
             if anchor.reference is not None:
                 name = f"{anchor.reference.repository} at {anchor.reference.revision}"
                 hint = f"Download {name} into the replica's folder first: it is version {anchor.position.version}."
                 why = f": {reason.problem}" if reason is not None else ""
                 problem = f"version {goal} needs a checkpoint from outside the bucket{why}"
                 return NoRouteError(problem, file=url, hint=hint, reason=reason)
+        if not self._anchors:
+            problem = f"version {goal} cannot be reached from here without an anchor"
+            return NoRouteError(problem, file=url, hint="What follows the channel without files cannot load one.")
         origin = "nothing" if start is None else f"version {start}"
         hint = "Objects of the route were deleted, or never uploaded; `weightcast publish --anchor` repairs it."
         return NoRouteError(f"no route leads from {origin} to version {goal}", file=url, hint=hint)

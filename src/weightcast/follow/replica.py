@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
-from weightcast.disk.checkpoint import Checkpoint
-from weightcast.disk.durable import scratch
-from weightcast.disk.staged import scatter_into
-from weightcast.errors import UsageError, WeightcastError
-from weightcast.format.digest import Fingerprint, fingerprint
+from weightcast.channel.records import Manifest
+from weightcast.channel.route import Route
+from weightcast.disk.durable import Enter, untimed
+from weightcast.errors import WeightcastError
+from weightcast.format.digest import Fingerprint
 from weightcast.format.patchfile import PatchReader
 from weightcast.format.safetensors import FileSource
-from weightcast.format.tensors import Target, Weights, refuse_other_bits
-from weightcast.format.workers import ONE, Workers
+from weightcast.format.tensors import Weights
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,22 @@ class Staged:
         return all(path.exists() for path in (*anchor, *(patch.path for patch in self.patches)))
 
 
+@runtime_checkable
 class Replica(Protocol):
     """Weights at some position, and a folder on disk to prepare the next update in."""
 
     @property
     def workshop(self) -> Path: ...
+
+    @property
+    def beside(self) -> Path | None:
+        """A folder with objects that another follower of this host has fetched, if there is one."""
+        ...
+
+    @property
+    def takes_anchors(self) -> bool:
+        """Whether a route may begin at an anchor, in place of what is held."""
+        ...
 
     @property
     def version(self) -> int | None:
@@ -98,6 +108,13 @@ class Replica(Protocol):
 
     def examine_if_changed(self) -> None:
         """`examine` if there are cheap signs that another program changed what is held."""
+        ...
+
+    def stage(self, chain: Chain, route: Route, goal: Manifest, enter: Enter = untimed) -> Staged:
+        """Fetch and verify the route to ``goal``; what is held is not changed. `BadEdgeError` names a bad edge.
+
+        It begins in the phase ``fetch``; ``enter`` is called with each other one.
+        """
         ...
 
     def apply(self, staged: Staged) -> None:
@@ -130,74 +147,6 @@ def position_of(replica: Replica) -> Position | None:
     """The position of a replica, if its version is known."""
     version, fingerprint = replica.version, replica.fingerprint
     return Position(version, fingerprint.digest) if version is not None and fingerprint else None
-
-
-class MemoryReplica:
-    """A target in memory. Staged patches are in a temporary folder; `apply` only writes them into the target."""
-
-    def __init__(self, target: Target, workers: Workers = ONE):
-        if not isinstance(target, Target):
-            hint = "Pass wc.Arrays, or the path of a folder for a mirror on disk."
-            raise UsageError(f"a {type(target).__name__} cannot take patches", hint=hint)
-        for spec in target.table:
-            refuse_other_bits(spec, target.read(spec.name))
-        self._target = target
-        self._workers = workers
-        self.version: int | None = None
-        self.fingerprint: Fingerprint | None = fingerprint(target, workers)
-        self._folder = ExitStack()
-        self.workshop = self._folder.enter_context(scratch())
-
-    @property
-    def weights(self) -> Weights | None:
-        return self._target
-
-    @property
-    def base(self) -> Weights | None:
-        return self._target
-
-    def locate(self, version: int | None) -> None:
-        self.version = version
-
-    def examine(self) -> bool:
-        remembered, self.fingerprint = self.fingerprint, fingerprint(self._target, self._workers)
-        if remembered == self.fingerprint:
-            return True
-        self.version = None
-        return False
-
-    def examine_if_changed(self) -> None:
-        """Do nothing: memory gives no cheap sign of having been written."""
-
-    def apply(self, staged: Staged) -> None:
-        with opened_patches(patch.path for patch in staged.patches) as patches:
-            self.version = self.fingerprint = None  # until the last bit is written the weights are a mixture
-            if staged.anchor is not None:
-                with Checkpoint(staged.anchor.folder) as files:
-                    for spec in files.table:
-                        self._target.write(spec.name, files.read(spec.name))
-            for patch in patches:
-                scatter_into(self._target, patch)
-        self.fingerprint, self.version = staged.fingerprint, staged.position.version
-        for done in staged.patches:
-            done.path.unlink()
-        if staged.anchor is not None:
-            shutil.rmtree(staged.anchor.folder)
-
-    def stage_back(self, goal: Position) -> Staged | None:
-        return None
-
-    def fold(self, wait: bool = True, patience: float | None = None) -> bool:
-        return True
-
-    def begin_fold(self) -> None:
-        """Do nothing: there are no files."""
-
-    def take_up_fold(self) -> None:
-        """Do nothing: none is ever begun."""
-
-    def close(self) -> None:
-        self._folder.close()
 
 
 @contextmanager

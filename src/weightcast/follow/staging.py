@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from weightcast.channel.chain import Chain
@@ -12,7 +12,7 @@ from weightcast.channel.records import Manifest
 from weightcast.channel.route import Route, route_bytes
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.companions import WEIGHTS
-from weightcast.disk.durable import Report, discard, require_space, silent
+from weightcast.disk.durable import Enter, Report, discard, require_space, silent, untimed
 from weightcast.disk.staged import Overlay, stage
 from weightcast.errors import BaseError, ChannelError, FormatError, ResultError
 from weightcast.follow.fetch import BAD_OBJECT, Arrived, BadEdgeError, arrivals, name_of
@@ -21,19 +21,27 @@ from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint
 from weightcast.format.joined import joined, open_objects
 from weightcast.format.patchfile import PatchReader
-from weightcast.format.safetensors import FileSource
+from weightcast.format.safetensors import FileSource, ReopenedSource
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Weights
 from weightcast.format.workers import ONE, Workers
 
 
 def stage_route(
-    chain: Chain, replica: Replica, route: Route, goal: Manifest, workers: Workers = ONE, report: Report = silent
+    chain: Chain,
+    replica: Replica,
+    route: Route,
+    goal: Manifest,
+    workers: Workers = ONE,
+    report: Report = silent,
+    enter: Enter = untimed,
 ) -> Staged:
     """Stage the route to ``goal`` in the replica's workshop, verified; `BadEdgeError` names an edge that is bad."""
     staging, incoming = replica.workshop / "staged", replica.workshop / "incoming"
     _clear(staging, set())
     _clear(incoming, {name_of(edge) for edge in route})
+    if replica.beside is not None:
+        _borrow(replica.beside, incoming, route)
     downloaded = sum(path.stat().st_size for path in incoming.rglob("*") if path.is_file())
     require_space(replica.workshop, route_bytes(route) - downloaded)
     with ExitStack() as opened:
@@ -43,6 +51,7 @@ def stage_route(
         patches: list[StagedPatch] = []
         for arrived in opened.enter_context(closing(arrivals(chain, incoming, route, goal, report))):
             edge = arrived.edge
+            enter("verify" if edge.base is None else "decode")
             try:
                 if edge.base is None:
                     layers, patches = [], []
@@ -58,10 +67,11 @@ def stage_route(
                         PatchReader(opened.enter_context(FileSource(patch.path))) for patch in patches[len(layers) :]
                     ]
                     under = Overlay(weights, layers, fresh=isinstance(weights, Checkpoint))
-                    fingerprint = _stage_one(arrived, under, fingerprint, out, workers, report)
+                    fingerprint = _stage_one(arrived, under, fingerprint, out, workers, report, enter)
                     patches.append(StagedPatch(Position(edge.result, fingerprint.digest), out))
                     discard(arrived.path)
                 _refuse_other_result(arrived, fingerprint)
+                enter("fetch")
             except BAD_OBJECT as error:
                 raise BadEdgeError(edge, error) from error
         assert fingerprint is not None
@@ -103,18 +113,36 @@ def _clear(folder: Path, names: set[str]) -> None:
             discard(path)
 
 
+def _borrow(beside: Path, incoming: Path, route: Route) -> None:
+    """Take what is there already. It is checked like a download that was interrupted, so it may be anything."""
+    for edge in route:
+        there, here = beside / name_of(edge), incoming / name_of(edge)
+        with suppress(OSError):  # it is being deleted, or on another disk: then it is fetched
+            if there.is_file():
+                here.hardlink_to(there)
+            elif there.is_dir():
+                here.mkdir(exist_ok=True)
+                for path in there.iterdir():
+                    (here / path.name).hardlink_to(path)
+
+
 def _stage_one(
-    arrived: Arrived, under: Weights, fingerprint: Fingerprint, out: Path, workers: Workers, report: Report
+    arrived: Arrived,
+    under: Weights,
+    fingerprint: Fingerprint,
+    out: Path,
+    workers: Workers,
+    report: Report,
+    enter: Enter,
 ) -> Fingerprint:
     files = sorted(arrived.path.iterdir()) if arrived.path.is_dir() else [arrived.path]
-    with ExitStack() as opened:
-        reader = joined(open_objects(opened.enter_context(FileSource(file)) for file in files))
-        if arrived.position is not None and arrived.position.digest != reader.header.result:
-            raise FormatError("the patch does not lead to the position in its manifest", file=arrived.edge.key)
-        if arrived.base is not None and arrived.base != fingerprint.digest:
-            problem = f"the manifest of version {arrived.edge.result} begins at {arrived.base[:12]}"
-            raise BaseError(problem, expected=arrived.base, found=fingerprint.digest)
-        return stage(reader, under, fingerprint, out, workers, report)
+    reader = joined(open_objects(map(ReopenedSource, files)))
+    if arrived.position is not None and arrived.position.digest != reader.header.result:
+        raise FormatError("the patch does not lead to the position in its manifest", file=arrived.edge.key)
+    if arrived.base is not None and arrived.base != fingerprint.digest:
+        problem = f"the manifest of version {arrived.edge.result} begins at {arrived.base[:12]}"
+        raise BaseError(problem, expected=arrived.base, found=fingerprint.digest)
+    return stage(reader, under, fingerprint, out, workers, report, enter)
 
 
 def _refuse_other_result(arrived: Arrived, fingerprint: Fingerprint) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,22 +14,27 @@ from typing import TYPE_CHECKING, cast
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
+from weightcast.channel.nearest import nearest
 from weightcast.channel.policy import NEWEST, Policy
 from weightcast.channel.records import Manifest
 from weightcast.channel.route import Route
+from weightcast.channel.trust import Seen, Trust, as_trust, signing_of
 from weightcast.disk.durable import Report, disk_errors, silent
 from weightcast.errors import BusyError, SpaceError, StoreError, UsageError, WeightcastError
+from weightcast.events.emitter import Emitter, OnEvent
+from weightcast.events.phases import Phases
 from weightcast.follow.bad_edges import CHEAP, BadEdges
 from weightcast.follow.fetch import BadEdgeError, forget_downloads
 from weightcast.follow.finder import Finder
 from weightcast.follow.heartbeat_sender import HeartbeatSender, error_text
 from weightcast.follow.loop import OnError, rounds
+from weightcast.follow.memory_replica import MemoryReplica
 from weightcast.follow.mirror import FOLD_EVERY, PATIENCE, Mirror
 from weightcast.follow.mirror_folder import MirrorFolder
+from weightcast.follow.mirror_trust import WRITE_EVERY, TrustRecord, trust_in
 from weightcast.follow.planner import NoIntactRouteError, Planner
-from weightcast.follow.replica import MemoryReplica, Replica, Staged, position_of
-from weightcast.follow.staging import stage_route
-from weightcast.follow.update import Phases, Update
+from weightcast.follow.replica import Replica, Staged, position_of
+from weightcast.follow.update import Update
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.tensors import Target, Weights, is_module, refuse_no_weights
 from weightcast.format.workers import Workers
@@ -71,6 +77,7 @@ class Subscriber:
         holds: Target | torch.nn.Module | Path | str,
         policy: Policy = NEWEST,
         *,
+        near: Sequence[str | Path | Store] = (),
         replica: str | None = None,
         threads: int | None = None,
         report: Report = silent,
@@ -78,14 +85,25 @@ class Subscriber:
         fold_every: int = FOLD_EVERY,
         patience: float = PATIENCE,
         clock: Clock = CLOCK,
+        on_event: OnEvent = (),
+        trust: Trust | str | None = None,
+        sign: str | Path | None = None,
     ):
         """``channel`` is a URL; ``holds`` are arrays, a torch model, another target in memory, or a mirror's folder.
 
-        With a ``replica`` name, heartbeats are sent to the bucket, as far as that is permitted.
+        ``near`` are copies of the channel (`weightcast copy`) that are nearer, in the order in which to read them. The
+        channel itself is read where none of them answers, and where they lack what is needed.
+
+        With a ``replica`` name, heartbeats are sent to the bucket, as far as that is permitted. ``on_event`` gets an
+        `Event` for each phase of a version: a `Sink`, or several.
 
         For mirrors: the log is folded into the files every ``fold_every`` versions, and with ``fold`` also when nothing
         is new and at the end; without it updates cost less where nothing loads the files. Updates go on during a fold;
         the next call raises what it failed with. A change of the files waits ``patience`` seconds for their readers.
+
+        With ``trust``, the root's public key, all that could lead to weights must be signed: `TrustError` otherwise. A
+        mirror records the key: from then on it is trusted there without being named again. ``sign`` names the private
+        key of this replica, a file or `env:NAME`, for its heartbeats.
         """
         self._policy = policy
         self._report = report
@@ -100,15 +118,27 @@ class Subscriber:
         self._unapplied: Staged | None = None
         """Staged by `sync`, and still to be applied once the readers of the mirror's files are done."""
         self._phases = Phases(clock)
-        chain = Chain.open(open_store(channel))
+        self._seconds: Mapping[str, float] = {}
+        """Of the last version that was applied, by phase."""
+        self._emitter = Emitter(on_event, "replica", replica)
+        place = MirrorFolder(Path(holds)) if isinstance(holds, (str, Path)) else None
+        chain = _open_chain(channel, near, place, as_trust(trust), sign, clock)
         self._workers = Workers(threads)
         try:
-            instance = MirrorFolder(Path(holds)).instance if isinstance(holds, (str, Path)) else None
-            self._heartbeats = HeartbeatSender(replica, instance, clock) if replica else None
+            self._heartbeats = HeartbeatSender(replica, place.instance if place else None, clock) if replica else None
             # Not a method of ours: such a cycle would keep the weights in memory until the garbage collector runs.
             opener = partial(_open_replica, holds, self._workers, report, fold_every, patience)
             self._finder = Finder(chain, opener)
         except BaseException:
+            self._workers.close()
+            raise
+        self._trust_record = TrustRecord(place) if place is not None and chain.guard is not None else None
+        try:
+            if chain.guard is not None and self._replica.version is not None:
+                chain.guard.hold(self._replica.version)
+            self._remember()
+        except BaseException:
+            self._replica.close()
             self._workers.close()
             raise
 
@@ -162,8 +192,13 @@ class Subscriber:
             self._replica.take_up_fold()
             with self._phases.phase("find"):
                 goal = self._finder.goal(self._policy)
+            if self.chain.guard is not None:
+                self.chain.guard.refuse_old(time.time())
+            self._remember(1 if goal is None else WRITE_EVERY)
             if goal is not None:
-                return replace(self._reach(goal), seconds=self._phases.seconds)
+                staged = replace(self._reach(goal), seconds=self._phases.seconds)
+                self._emit(staged, self._phases)
+                return staged
             if self._folds and self._clock.now() - self._applied >= _FOLD_IDLE:
                 self._replica.begin_fold()
         self._beat()
@@ -202,7 +237,7 @@ class Subscriber:
         while True:
             try:
                 with self._phases.phase("fetch"):
-                    staged = stage_route(self.chain, self._replica, route, goal, self._workers, self._report)
+                    staged = self._replica.stage(self.chain, route, goal, self._phases.enter)
             except SpaceError:
                 if route is not quick:
                     raise  # else only a manifest says how large it is: a listing may say otherwise
@@ -220,7 +255,7 @@ class Subscriber:
 
     @property
     def _planner(self) -> Planner:
-        return Planner(self.chain, self._bad)
+        return Planner(self.chain, self._bad, anchors=self._replica.takes_anchors)
 
     def _examine_once(self, error: WeightcastError) -> None:
         """Examine our own weights, once a poll: if a patch does not fit, they may have been changed."""
@@ -237,13 +272,21 @@ class Subscriber:
         """Write what the last `poll` staged; returns the position of the weights now."""
         if self.position not in (None, staged.start) or not staged.is_there:
             raise UsageError(f"this was staged for version {staged.start}, and is out of date", hint="Poll again.")
-        with disk_errors(self._replica.workshop):
+        phases = Phases(self._clock)
+        with disk_errors(self._replica.workshop), phases.phase("apply"):
             self._replica.apply(staged)
             forget_downloads(self._replica)
         self._finder.applied()
         self._applied = self._clock.now()
+        self._seconds = {**staged.seconds, **phases.seconds}
+        self._emit(staged, phases)
         self._beat()
         return staged.position
+
+    def _emit(self, staged: Staged, phases: Phases) -> None:
+        position = staged.position
+        spans = phases.spans({"fetch": staged.nbytes})
+        self._emitter.emit(self.chain.channel.id, position.version, position.digest, spans)
 
     def fold(self, wait: bool = True) -> bool:
         """Bring a mirror's files up to the version it holds; False if others read them and ``wait`` is not set.
@@ -262,15 +305,13 @@ class Subscriber:
         if staged is None:
             return None
         self._unapplied, policy = None, self._policy
-        phases = Phases(self._clock, dict(staged.seconds))
         try:
-            with phases.phase("apply"):
-                position = self.apply(staged)
+            position = self.apply(staged)
         except BusyError:
             if self._policy is policy:  # else another thread has set one that may want another version
                 self._unapplied = staged
             raise
-        return Update(position, staged.start, staged.nbytes, phases.seconds, staged.reason)
+        return Update(position, staged.start, staged.nbytes, self._seconds, staged.reason)
 
     def follow(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[Update]:
         """Sync until `stop`, yielding each update.
@@ -301,13 +342,18 @@ class Subscriber:
         self._command = version, problem
         self._beat()
 
+    def _remember(self, every: int = 1) -> None:
+        """Write down in the mirror what was seen of a channel that is signed."""
+        if self._trust_record is not None and self.chain.guard is not None:
+            self._trust_record.write(self.chain.guard, every)
+
     def _beat(self, error: WeightcastError | None = None, last: bool = False) -> None:
         """Send a heartbeat if we have a name and one is due."""
         position = self.position
         if self._heartbeats is not None and position is not None:
             ran, problem = self._command
             text = error_text(error) if error else problem
-            self._heartbeats.report(self.chain, position, error=text, ran=ran, at_once=last)
+            self._heartbeats.report(self.chain, position, error=text, ran=ran, seconds=self._seconds, at_once=last)
 
     def close(self) -> None:
         """Bring a mirror's files up to the version it holds, unless others keep reading them, and release it.
@@ -317,6 +363,7 @@ class Subscriber:
         self.stop()
         try:
             self._beat(last=True)
+            self._remember()
             if self._folds:
                 self._replica.fold(patience=_CLOSING)
         except BusyError as error:
@@ -337,6 +384,22 @@ class Subscriber:
             _log.warning("the files could not be brought up to date: %s", late)  # the block's own error comes first
 
 
+def _open_chain(
+    channel: str | Path | Store | Chain,
+    near: Sequence[str | Path | Store],
+    place: MirrorFolder | None,
+    trust: Trust | None,
+    sign: str | Path | None,
+    clock: Clock,
+) -> Chain:
+    if isinstance(channel, Chain):  # internal: of another subscriber, which checks and remembers for both
+        return channel
+    seen: Seen | None = None
+    if place is not None:
+        trust, seen = trust_in(place, trust)
+    return Chain.open(nearest(open_store(channel), near, clock), signing_of(trust, sign), seen)
+
+
 def _open_replica(
     holds: Target | torch.nn.Module | Path | str,
     workers: Workers,
@@ -349,6 +412,8 @@ def _open_replica(
     if isinstance(holds, (str, Path)):
         url = chain.store.url
         return Mirror(holds, identity, table, workers, report, url=url, fold_every=fold_every, patience=patience)
+    if isinstance(holds, Replica):  # internal: an engine is one of its own kind
+        return holds
     if is_module(holds):
         from weightcast.torch import TorchTarget
 
@@ -356,4 +421,4 @@ def _open_replica(
     refuse_no_weights(holds)
     target = cast(Target, holds)
     refuse_other_table(table, target.table)
-    return MemoryReplica(target, workers)
+    return MemoryReplica(target, workers, report)

@@ -1,68 +1,63 @@
-"""Cutting a patch into boxes, so that who holds only a part of a tensor can decode that part (SPEC 5.2)."""
+"""Cuts: the parts of tensors that readers hold, in which a writer may code them (SPEC 5.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import lru_cache
 
 from weightcast.errors import UsageError
-from weightcast.format.boxes import Box, Place, place_of
-from weightcast.format.codec import check_codec
-from weightcast.format.patch import Patch, TensorPatch
-from weightcast.format.patchfile import base_bits, encode_boxes
 from weightcast.format.spec import TensorSpec
-from weightcast.format.tensors import Bits, Weights
-from weightcast.format.workers import ONE, Workers
+
+MAX_PARTS = 256
+"""Of one dimension."""
+
+MAX_CUTS = 64
+"""That are followed: a model has about ten kinds of tensors that an engine splits."""
+
+MAX_PATTERN = 1000
+"""Characters of the name in a cut."""
 
 
-def columns(spec: TensorSpec, parts: int) -> list[Place]:
-    """A tensor's last dimension cut into so many boxes, or into as many as it has coordinates."""
-    if parts < 1:
-        raise UsageError(f"a tensor cannot be cut into {parts} boxes", tensor=spec.name)
-    if len(spec.shape) < 2 or spec.kind.per_value < 8:
-        return [place_of(spec, Box.of([0] * len(spec.shape), spec.shape))]
-    *rows, width = spec.shape
-    edges = [width * i // parts for i in range(parts + 1)]
-    return [
-        place_of(spec, Box.of([*[0] * len(rows), begin], [*rows, end - begin]))
-        for begin, end in pairwise(edges)
-        if end > begin
-    ]
+@dataclass(frozen=True)
+class Cut:
+    """Tensors that readers hold in equal parts, each of them one: a worker of a tensor-parallel engine decodes its own.
+
+    ``tensors`` is the name of a tensor, in which `*` stands for anything. The parts are those of `torch.chunk`: all of
+    one size, only the last may be smaller.
+
+    >>> wc.Cut("model.layers.*.mlp.down_proj.weight", axis=1, parts=8)
+    Cut(tensors='model.layers.*.mlp.down_proj.weight', axis=1, parts=8)
+    """
+
+    tensors: str
+    axis: int
+    parts: int
+
+    def __post_init__(self) -> None:
+        if self.axis < 0 or not 1 <= self.parts <= MAX_PARTS or len(self.tensors) > MAX_PATTERN:
+            problem = f"a tensor cannot be cut into {self.parts} parts along dimension {self.axis}"
+            raise UsageError(problem, tensor=self.tensors, hint=f"Pass an axis from 0 on, and 1 to {MAX_PARTS} parts.")
+
+    def applies_to(self, spec: TensorSpec) -> bool:
+        return self.axis < len(spec.shape) and _pattern(self.tensors).match(spec.name) is not None
+
+    def edges(self, size: int) -> set[int]:
+        """Where a dimension of this size is cut."""
+        return set(range(0, size, -(-size // self.parts))) - {0} if size else set()
 
 
-def cut_tensor(patch: TensorPatch, places: Sequence[Place]) -> list[tuple[Place, TensorPatch]]:
-    """The parts of a tensor's patch that are in some boxes; those without changes are left out."""
-    found = []
-    for place in places:
-        chosen, local = place.within(patch.indices)
-        if chosen.size:
-            old = None if patch.old is None else patch.old[chosen]
-            found.append((place, TensorPatch(place.part, local, patch.new[chosen], old, patch.digest)))
-    return found
+@lru_cache(maxsize=1024)
+def _pattern(tensors: str) -> re.Pattern[str]:
+    return re.compile(translate(tensors))
 
 
-def encode_cut(
-    patch: Patch,
-    places: Mapping[str, Sequence[Place]],
-    codec: str = "banded",
-    old: Weights | None = None,
-    workers: Workers = ONE,
-) -> bytes:
-    """`encode`, with some tensors cut into ``places`` that cover them; ``old`` is the base, which `banded` needs."""
-    check_codec(codec)
-    boxes: dict[str, Place] = {}
-    parts: list[TensorPatch] = []
-    bits: dict[str, Bits] = {}
-    for tensor in patch.tensors:
-        cuts = places.get(tensor.spec.name) or columns(tensor.spec, 1)
-        cut = cut_tensor(tensor, cuts)
-        if sum(part.changed for _, part in cut) != tensor.changed:
-            raise UsageError("the boxes do not cover the tensor, each element once", tensor=tensor.spec.name)
-        for place, part in cut:
-            if boxes.setdefault(place.label, place) != place:
-                raise UsageError("a tensor has the label of another one's box", tensor=place.label)
-            parts.append(part)
-            if old is not None:
-                bits[place.label] = place.read(base_bits(tensor, old))
-    return encode_boxes(replace(patch, tensors=tuple(parts)), codec, boxes, bits, workers)
+def merged_cuts(wanted: Iterable[Sequence[Cut]]) -> tuple[Cut, ...]:
+    """The cuts that several readers want: first what most of them want."""
+    counts: dict[Cut, int] = {}
+    for cuts in wanted:
+        for cut in cuts:
+            counts[cut] = counts.get(cut, 0) + 1
+    return tuple(sorted(counts, key=lambda cut: (-counts[cut], cut.tensors, cut.axis, cut.parts))[:MAX_CUTS])

@@ -73,6 +73,11 @@ class Fingerprint:
     def __getitem__(self, name: str) -> int:
         return self.digests[self.table.ordinal(name)]
 
+    def differing(self, other: Fingerprint) -> frozenset[str]:
+        """Tensors that have another digest in ``other``, which is of the same table."""
+        pairs = zip(self.table, self.digests, other.digests, strict=True)
+        return frozenset(spec.name for spec, mine, theirs in pairs if mine != theirs)
+
     def with_digests(self, changed: Mapping[str, int]) -> Fingerprint:
         """The fingerprint after some tensors got new digests."""
         digests = list(self.digests)

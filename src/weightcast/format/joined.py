@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weightcast.errors import FormatError
+from weightcast.format.codec import CODECS
+from weightcast.format.digest import Fingerprint
 from weightcast.format.kernels import cpu
 from weightcast.format.patch import Patch, TensorPatch, refuse_other_tensor
 from weightcast.format.patch_layout import PatchHeader
 from weightcast.format.patchfile import AT_ONCE, PatchReader
 from weightcast.format.safetensors import BytesSource, Source
+from weightcast.format.spec import TensorSpec
 from weightcast.format.table import Row, refuse_other_boxes
-from weightcast.format.tensors import Bits, Weights, read_all
+from weightcast.format.tensors import Bits, Weights, read_all, refuse_other_bits
 from weightcast.format.workers import ONE, Workers
 
 MAX_ROWS_TOGETHER = 1 << 20
@@ -44,6 +51,22 @@ class JoinedPatch:
                 raise FormatError("a patch without a base does not change all of a tensor", tensor=name)
         self.rows = tuple(_whole_row(parts) for parts in self._parts.values())
 
+    @property
+    def parts(self) -> Mapping[str, Sequence[Part]]:
+        """The boxes of each tensor, in order of their offsets."""
+        return self._parts
+
+    def only(self, names: Container[str], start: Fingerprint) -> JoinedPatch:
+        """What it changes in some tensors, as a patch that begins at weights with the fingerprint ``start``."""
+        found = copy(self)
+        found._parts = {name: parts for name, parts in self._parts.items() if name in names}
+        found.rows = tuple(row for row in self.rows if row.spec.name in names)
+        for row in found.rows:
+            refuse_other_tensor(start.table, row.spec)
+        result = start.with_digests({row.spec.name: row.digest for row in found.rows})
+        found.header = replace(self.header, base=start.digest, result=result.digest)
+        return found
+
     def tensors(self, old: Weights | None, workers: Workers = ONE) -> Iterator[TensorPatch]:
         """Decode all tensors in order, a few at a time: the next ones while the caller uses those before."""
 
@@ -59,19 +82,37 @@ class JoinedPatch:
         yield from chain.from_iterable(workers.ahead(decoded, batches))
 
     def _decode(self, rows: Sequence[Row], olds: Sequence[Bits | None], workers: Workers) -> list[TensorPatch]:
-        """Decode the boxes of some tensors, those of each object at a time."""
-        wanted: dict[PatchReader, list[Row]] = defaultdict(list)
-        bits: dict[PatchReader, list[Bits | None]] = defaultdict(list)
+        """Decode the boxes of some tensors, those of all objects together: an object has few blocks of each."""
+        parts: dict[str, list[Part]] = defaultdict(list)
+        bits: dict[str, list[Bits | None]] = defaultdict(list)
         for whole, tensor in zip(rows, olds, strict=True):
+            if tensor is not None:
+                refuse_other_bits(whole.spec, tensor)
             for reader, row in self._parts[whole.spec.name]:
-                wanted[reader].append(row)
-                bits[reader].append(None if tensor is None else row.place.read(tensor))
+                parts[reader.header.codec].append((reader, row))
+                bits[reader.header.codec].append(None if tensor is None else row.place.read(tensor))
         found: dict[str, list[tuple[Row, TensorPatch]]] = defaultdict(list)
-        for reader, parts in wanted.items():
-            for row, patch in zip(parts, reader.decode(parts, bits[reader], workers), strict=True):
+        for codec, some in parts.items():
+            for (_, row), patch in zip(some, _decode_together(codec, some, bits[codec], workers), strict=True):
                 found[row.spec.name].append((row, patch))
         together = zip(rows, olds, strict=True)
         return workers.map(lambda one: _put_together(one[0], found[one[0].spec.name], one[1]), list(together))
+
+
+def _decode_together(
+    codec: str, parts: Sequence[Part], olds: Sequence[Bits | None], workers: Workers
+) -> list[TensorPatch]:
+    """The patches of rows of several objects, in one call of their codec."""
+    coded = [reader.coded(row) for reader, row in parts]
+    try:
+        patches = CODECS[codec].decode(list(zip(coded, olds, strict=True)), workers)
+    except FormatError:
+        for (reader, row), old in zip(parts, olds, strict=True):
+            reader.decode([row], [old])  # raises the same, with the name of the object
+        raise
+    for (reader, row), patch in zip(parts, patches, strict=True):
+        reader.refuse_other_count(row, patch)
+    return patches
 
 
 def open_objects(sources: Iterable[Source], most: int = MAX_ROWS_TOGETHER) -> list[PatchReader]:
@@ -90,6 +131,13 @@ def joined(readers: Sequence[PatchReader]) -> PatchReader | JoinedPatch:
     if len(readers) == 1 and all(row.box is None for row in readers[0].rows):
         return readers[0]
     return JoinedPatch(readers)
+
+
+def parts_by_tensor(patch: PatchReader | JoinedPatch) -> Mapping[str, Sequence[Part]]:
+    """The boxes of each tensor that a version changes, with the objects that they are in."""
+    if isinstance(patch, JoinedPatch):
+        return patch.parts
+    return {row.spec.name: [(patch, row)] for row in patch.rows}
 
 
 def decode(data: bytes | memoryview, old: Weights | None = None, workers: Workers = ONE) -> Patch:
@@ -127,16 +175,26 @@ def _whole_row(parts: Sequence[Part]) -> Row:
     return Row(first.spec, first.spec.elements if whole else sum(row.changed for _, row in parts), first.digest)
 
 
+def in_order(spec: TensorSpec, parts: Sequence[Sequence[npt.NDArray[Any]]]) -> list[npt.NDArray[Any]]:
+    """What changes in a tensor's boxes, of each its flat indices in the tensor and any bits there, in one order.
+
+    `FormatError` if an element changes twice.
+    """
+    if len(parts) == 1:
+        return list(parts[0])
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    if not cpu.are_places(columns[0], spec.elements):
+        order = np.argsort(columns[0], kind="stable")
+        columns = [column[order] for column in columns]
+        if not cpu.are_places(columns[0], spec.elements):
+            raise FormatError("boxes of a tensor overlap", tensor=spec.name)
+    return columns
+
+
 def _put_together(whole: Row, parts: Sequence[tuple[Row, TensorPatch]], old: Bits | None) -> TensorPatch:
     """The changes of a tensor's boxes in the order of the tensor; `FormatError` if an element changes twice."""
     parts = sorted(parts, key=lambda part: part[0].place.box.offset)
-    indices = np.concatenate([row.place.flat(patch.indices) for row, patch in parts])
-    new = np.concatenate([patch.new for _, patch in parts])
-    if len(parts) > 1 and not cpu.are_places(indices, whole.spec.elements):
-        order = np.argsort(indices, kind="stable")
-        indices, new = indices[order], new[order]
-        if not cpu.are_places(indices, whole.spec.elements):
-            raise FormatError("boxes of a tensor overlap", tensor=whole.spec.name)
+    indices, new = in_order(whole.spec, [(row.place.flat(patch.indices), patch.new) for row, patch in parts])
     was = None
     if old is not None:
         was = np.empty(indices.size, old.dtype)

@@ -178,15 +178,20 @@ def refuse_other_tensor(table: TensorTable, spec: TensorSpec) -> None:
         )
 
 
+def refuse_left_out(table: TensorTable, names: Collection[str]) -> None:
+    """`UsageError` unless a patch without a base, which holds every element, has all tensors."""
+    for spec in table:
+        if spec.elements and spec.name not in names:
+            raise UsageError("a patch without a base leaves a tensor out", tensor=spec.name)
+
+
 def start_of_patch(fingerprint: Fingerprint, base: str | None, names: Collection[str]) -> Fingerprint:
     """The fingerprint that a patch of tensors ``names`` starts from; `BaseError` if the weights are not at ``base``.
 
     A patch without a base holds every element, so it starts from digests of zero.
     """
     if base is None:
-        for spec in fingerprint.table:
-            if spec.elements and spec.name not in names:
-                raise UsageError("a patch without a base leaves a tensor out", tensor=spec.name)
+        refuse_left_out(fingerprint.table, names)
         return Fingerprint(fingerprint.table, (0,) * len(fingerprint.table))
     if fingerprint.digest != base:
         raise BaseError(

@@ -15,10 +15,12 @@ from typing import IO, Any
 import numpy as np
 
 from weightcast.errors import FormatError, UsageError, VersionError, about
-from weightcast.format.boxes import Place
+from weightcast.format.boxes import Place, place_of, whole
 from weightcast.format.closing import Closing
 from weightcast.format.codec import CODECS, Coded, check_codec
-from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks, Prepared
+from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks, Parts, Prepared
+from weightcast.format.coding import Cutting, cut_tensor, place_within
+from weightcast.format.cut import Cut
 from weightcast.format.json import parse_json
 from weightcast.format.patch import ModelSize, Patch, TensorPatch, refuse_other_tensor
 from weightcast.format.patch_layout import (
@@ -109,11 +111,17 @@ def _spool(folder: Path | None) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO()
 
 
-def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, workers: Workers = ONE) -> bytes:
+def encode(
+    patch: Patch,
+    codec: str = "banded",
+    old: Weights | None = None,
+    workers: Workers = ONE,
+    cut: Sequence[Cut] = (),
+) -> bytes:
     """A patch as the bytes of one object (SPEC 5).
 
     ``codec`` is "banded" (smallest), "gap" (fastest) or "plain" (any safetensors reader can read it). "banded" needs
-    the base, as ``old``.
+    the base, as ``old``. With a ``cut``, tensors are coded in boxes, each of which can be decoded by itself.
 
     >>> old, new = (wc.Arrays({"w": np.full(1000, value, np.float32)}) for value in (0, 1))
     >>> patch = wc.diff(old, new)
@@ -122,10 +130,20 @@ def encode(patch: Patch, codec: str = "banded", old: Weights | None = None, work
     >>> wc.decode(wc.encode(patch, "plain")) == patch
     True
     """
-    return _encode(patch, codec, lambda tensor: None if old is None else base_bits(tensor, old), workers)
+    cutting = Cutting(tuple(cut))
+
+    def known(tensor: TensorPatch) -> Bits | Parts | None:
+        bits, boxes = None if old is None else base_bits(tensor, old), cutting.boxes(tensor.spec)
+        if not boxes:
+            return bits
+        return Parts(tuple((box, None if bits is None else Place(tensor.spec, box).read(bits)) for box in boxes))
+
+    return _encode(patch, codec, known, workers)
 
 
-def encode_prepared(patch: Patch, codec: str, prepared: Mapping[str, Prepared] | None, workers: Workers) -> bytes:
+def encode_prepared(
+    patch: Patch, codec: str, prepared: Mapping[str, Prepared | Parts] | None, workers: Workers
+) -> bytes:
     """`encode` for whoever no longer has the base: with what was prepared from it, by the names of tensors."""
     known = prepared or {}
     return _encode(patch, codec, lambda tensor: known.get(tensor.spec.name), workers)
@@ -135,7 +153,7 @@ def encode_boxes(
     patch: Patch,
     codec: str,
     places: Mapping[str, Place],
-    known: Mapping[str, Bits | Prepared] | None,
+    known: Mapping[str, Bits | Prepared | Parts] | None,
     workers: Workers,
 ) -> bytes:
     """`encode` for a patch of boxes, each a tensor of its own under the label of its place.
@@ -149,18 +167,44 @@ def encode_boxes(
 def _encode(
     patch: Patch,
     codec: str,
-    known: Callable[[TensorPatch], Bits | Prepared | None],
+    known: Callable[[TensorPatch], Bits | Prepared | Parts | None],
     workers: Workers,
     places: Mapping[str, Place] = MappingProxyType({}),
 ) -> bytes:
     out = io.BytesIO()
-    in_order = patch.tensors if not places else sorted(patch.tensors, key=lambda one: order_of(places[one.spec.name]))
+    jobs: list[_Job] = []
+    for tensor in patch.tensors:
+        jobs += _jobs_of(tensor, places.get(tensor.spec.name), known(tensor))
+    if any(place is not None for place, _, _ in jobs):
+        jobs.sort(key=_order_of)
     with PatchWriter(codec) as writer:
-        for tensors in workers.batches(in_order, lambda tensor: tensor.spec.elements, AT_ONCE):
-            for coded in writer.codec.encode([(tensor, known(tensor)) for tensor in tensors], workers):
-                writer.add(coded, places.get(coded.row.spec.name))
+        for batch in workers.batches(jobs, lambda job: job[1].spec.elements, AT_ONCE):
+            encoded = writer.codec.encode([(tensor, old) for _, tensor, old in batch], workers)
+            for (place, _, _), coded in zip(batch, encoded, strict=True):
+                writer.add(coded, place)
         writer.finish(out, patch.base, patch.result, patch.model)
     return out.getvalue()
+
+
+_Job = tuple[Place | None, TensorPatch, Bits | Prepared | None]
+"""A row of an object: its box, what changes there, and its old bits or what was prepared from them."""
+
+
+def _jobs_of(tensor: TensorPatch, place: Place | None, known: Bits | Prepared | Parts | None) -> list[_Job]:
+    """A tensor, or a box of one, as one row or as one for each of the boxes that it is cut into."""
+    if not isinstance(known, Parts):
+        return [(place, tensor, known)]
+    outer = place or Place(tensor.spec, whole(tensor.spec.shape))
+    prepared = dict(known.boxes)
+    cut = cut_tensor(tensor, [place_of(tensor.spec, box) for box in prepared])
+    if sum(part.changed for _, part in cut) != tensor.changed:
+        raise UsageError("the boxes do not cover what changed, each element once", tensor=tensor.spec.name)
+    return [(place_within(outer, local.box), part, prepared[local.box]) for local, part in cut]
+
+
+def _order_of(job: _Job) -> tuple[bytes, tuple[int, ...]]:
+    place, tensor, _ = job
+    return (tensor.spec.name.encode(), ()) if place is None else order_of(place)
 
 
 def base_bits(tensor: TensorPatch, old: Weights) -> Bits:
@@ -185,6 +229,11 @@ class PatchReader:
             self.header = _header(meta)
             self.rows = self._read_rows(meta)
             self._streams = dict(self._place_streams())
+
+    @property
+    def name(self) -> str:
+        """The file's, for errors."""
+        return self._container.source.name
 
     @property
     def overhead(self) -> int:
@@ -244,13 +293,17 @@ class PatchReader:
 
     def decode_by(self, decoder: BlockDecoder, rows: Sequence[Row]) -> list[TensorPatch]:
         """Some tensors' patches as a decoder has them, checked against the table's counts."""
-        with about(file=self._container.source.name):
+        with about(file=self.name):
             patches = decoder([self.coded(row) for row in rows])
             for row, patch in zip(rows, patches, strict=True):
-                if patch.changed != row.changed and not self.counts_all(row):
-                    text = f"the streams change {patch.changed} elements, the table says {row.changed}"
-                    raise FormatError(text, tensor=row.spec.name)
+                self.refuse_other_count(row, patch)
         return patches
+
+    def refuse_other_count(self, row: Row, patch: TensorPatch) -> None:
+        """`FormatError` unless the patch changes as many elements as the table says."""
+        if patch.changed != row.changed and not self.counts_all(row):
+            text = f"the streams change {patch.changed} elements, the table says {row.changed}"
+            raise FormatError(text, file=self.name, tensor=row.spec.name)
 
     def counts_all(self, row: Row) -> bool:
         """Whether a tensor is there whole and counts as changed whole, since its writer did not know the old bits."""

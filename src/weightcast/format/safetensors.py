@@ -56,6 +56,8 @@ class FileSource(Closing):
         try:
             self.fd = os.open(path, flags)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # of the process or the system: nothing is wrong with it
+                raise
             raise _cannot_open(path, error) from error
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
@@ -93,6 +95,21 @@ class FileSource(Closing):
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+class ReopenedSource:
+    """A regular file that is open only while it is read: any number of them fits into a process's limit."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        with FileSource(path) as file:
+            self.name, self.size, self._status = file.name, file.size, os.fstat(file.fd)
+
+    def read_into(self, out: memoryview, at: int) -> None:
+        with FileSource(self._path) as file:
+            if file.size != self.size or not os.path.samestat(os.fstat(file.fd), self._status):
+                raise FormatError("the file was replaced while it was read", file=self.name)
+            file.read_into(out, at)
 
 
 def _cannot_open(path: Path, error: OSError) -> WeightcastError:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, cast, get_args
 
 from weightcast.errors import UsageError
-from weightcast.format.codec.coded import Prepared
-from weightcast.format.codec.ranks import rank_tensors
+from weightcast.format.boxes import Box, Place
+from weightcast.format.codec.coded import Parts, Prepared
+from weightcast.format.codec.ranks import Ranks, rank_tensors
+from weightcast.format.coding import Coding, cut_tensor
 from weightcast.format.diff import diff_tensors, refuse_other_table
 from weightcast.format.digest import MODULUS, Fingerprint
 from weightcast.format.patch import Indices, ModelSize, Patch, TensorPatch
@@ -56,18 +58,47 @@ class Change:
     now: Bits
     gain: int
     """What this adds to the tensor's digest; without ``was``, the whole digest."""
-    prepared: Prepared | None = None
+    prepared: Prepared | Parts | None = None
     """For the codec, if it is one that needs it or a device coded the change already."""
 
 
-def ranked(changes: Sequence[Change], olds: Sequence[Bits], workers: Workers) -> list[Change]:
-    """The changes with their ranks in the old tensors that they change."""
+def ranked(changes: Sequence[Change], olds: Sequence[Bits], coding: Coding, workers: Workers) -> list[Change]:
+    """The changes with their ranks in the old tensors that they change, or in the boxes of these that are coded."""
     listed: list[Listed] = []
     for change in changes:
         assert change.was is not None
         listed.append((change.indices, change.was, change.now))
-    found = rank_tensors([change.spec for change in changes], listed, olds, workers)
-    return [replace(change, prepared=ranks) for change, ranks in zip(changes, found, strict=True)]
+    boxes = [coding.boxes(change.spec) for change in changes]
+    whole = [i for i, cut in enumerate(boxes) if not cut]
+    found: dict[int, Ranks | Parts] = dict(
+        zip(
+            whole,
+            rank_tensors(
+                [changes[i].spec for i in whole], [listed[i] for i in whole], [olds[i] for i in whole], workers
+            ),
+            strict=True,
+        )
+    )
+    cut = [i for i in range(len(changes)) if boxes[i]]
+    for some in workers.batches(cut, lambda i: changes[i].spec.elements):  # each takes a copy of its old bits
+        found |= zip(some, _ranked_parts([(changes[i], olds[i], boxes[i]) for i in some], workers), strict=True)
+    return [replace(change, prepared=found[i]) for i, change in enumerate(changes)]
+
+
+def _ranked_parts(jobs: Sequence[tuple[Change, Bits, Sequence[Box]]], workers: Workers) -> list[Parts]:
+    """Ranks in the boxes of some tensors."""
+    cut = workers.map(lambda job: _parts_of(*job), jobs)
+    every = [part for parts in cut for part in parts]
+    listed: list[Listed] = [(part.indices, part.old, part.new) for _, part, _ in every if part.old is not None]
+    found = iter(rank_tensors([part.spec for _, part, _ in every], listed, [old for _, _, old in every], workers))
+    return [Parts(tuple((place.box, next(found)) for place, _, _ in parts)) for parts in cut]
+
+
+def _parts_of(change: Change, old: Bits, boxes: Sequence[Box]) -> list[tuple[Place, TensorPatch, Bits]]:
+    patch = TensorPatch(change.spec, change.indices, change.now, change.was, 0)
+    return [
+        (place, part, place.read(old)) for place, part in cut_tensor(patch, [Place(change.spec, box) for box in boxes])
+    ]
 
 
 class Scan(Protocol):
@@ -99,13 +130,13 @@ class Resolution:
 
     patch: Patch
     reached: Fingerprint
-    prepared: dict[str, Prepared] | None
+    prepared: dict[str, Prepared | Parts] | None
 
 
 def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
     """Wait for a scan's changes and make a patch of them; ``fingerprint`` is that of the last scan."""
     digests, tensors = list(fingerprint.digests), []
-    prepared: dict[str, Prepared] = {}
+    prepared: dict[str, Prepared | Parts] = {}
     for change in scan.changes():
         i = fingerprint.table.ordinal(change.spec.name)
         digests[i] = ((0 if change.was is None else digests[i]) + change.gain) % MODULUS
@@ -117,23 +148,23 @@ def resolve(fingerprint: Fingerprint, scan: Scan) -> Resolution:
     return Resolution(patch, reached, prepared if len(prepared) == len(tensors) else None)
 
 
-def compare(old: Weights, new: Weights, ranked: bool, workers: Workers) -> Scan:
+def compare(old: Weights, new: Weights, coding: Coding, workers: Workers) -> Scan:
     """The changes from ``old`` to ``new``, as a scan. Nothing is copied but what changed."""
     refuse_other_table(old.table, new.table)
     found: list[Change] = []
     for specs in workers.batches(old.table, elements_of):
         names = [spec.name for spec in specs]
         olds, news = read_all(old, names, workers), read_all(new, names, workers)
-        found += _changes(specs, olds, news, ranked, workers)
+        found += _changes(specs, olds, news, coding, workers)
     return _Compared(found)
 
 
 class Shadowed:
     """A detector for any weights: it keeps a copy of them as of the last scan."""
 
-    def __init__(self, weights: Weights, ranked: bool, workers: Workers):
+    def __init__(self, weights: Weights, coding: Coding, workers: Workers):
         self.weights = weights
-        self._ranked, self._workers = ranked, workers
+        self._coding, self._workers = coding, workers
         self.shadow = Copies.of(weights)
         """What the next scan compares with. Each scan updates it in place, so that there is never a second copy."""
 
@@ -147,7 +178,7 @@ class Shadowed:
                 # Read once: training may continue during the scan.
                 nows = self._workers.map(lambda spec: source.read(spec.name).copy(), specs)
                 olds = [shadow.read(spec.name) for spec in specs]
-                changes = _changes(specs, olds, nows, self._ranked, self._workers)
+                changes = _changes(specs, olds, nows, self._coding, self._workers)
                 found += changes
                 for change in changes:
                     shadow.overwrite(change.spec.name, change.indices, change.now)
@@ -163,13 +194,13 @@ class Shadowed:
 
 
 def _changes(
-    specs: Sequence[TensorSpec], olds: Sequence[Bits], nows: Sequence[Bits], is_ranked: bool, workers: Workers
+    specs: Sequence[TensorSpec], olds: Sequence[Bits], nows: Sequence[Bits], coding: Coding, workers: Workers
 ) -> list[Change]:
     """What changed in some tensors, ranked in the old ones if a codec needs that."""
     found = zip(diff_tensors(specs, olds, nows, [0] * len(specs), workers), olds, strict=True)
     changed = [(one, old) for one, old in found if one.changed]
     changes = [Change(one.spec, one.indices, one.old, one.new, one.digest) for one, _ in changed]
-    return ranked(changes, [old for _, old in changed], workers) if is_ranked else changes
+    return ranked(changes, [old for _, old in changed], coding, workers) if coding.is_banded else changes
 
 
 @dataclass

@@ -12,9 +12,12 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from weightcast.channel.records import Manifest
+from weightcast.channel.trust import Trust
 from weightcast.errors import UsageError, WeightcastError
-from weightcast.format.codec import CodecName
+from weightcast.events.emitter import OnEvent
 from weightcast.format.scan import Detect, WireDtype
+from weightcast.publish.codec_choice import CodecChoice
+from weightcast.publish.committer import CutFor
 from weightcast.publish.publisher import Publisher
 from weightcast.publish.receipt import Receipt
 from weightcast.store.base import Store
@@ -58,9 +61,13 @@ class WeightcastCallback(TrainerCallback):
         dtype: WireDtype | torch.dtype | None = None,
         detect: Detect | None = None,
         check_every: int | None = None,
-        codec: CodecName = "banded",
+        codec: CodecChoice = "banded",
         writer: str | None = None,
+        cut: CutFor = (),
         merged: bool = False,
+        on_event: OnEvent = (),
+        sign: str | Path | None = None,
+        trust: Trust | str | None = None,
     ):
         """Publish to ``channel`` whenever the number of optimizer steps is a multiple of ``every``.
 
@@ -71,7 +78,17 @@ class WeightcastCallback(TrainerCallback):
             raise UsageError(f"nothing can be published every {every} steps", hint="Pass every=1 or more.")
         self._every, self._merged = every, merged
         self._open = partial(
-            Publisher, channel, dtype=dtype, detect=detect, check_every=check_every, codec=codec, writer=writer
+            Publisher,
+            channel,
+            dtype=dtype,
+            detect=detect,
+            check_every=check_every,
+            codec=codec,
+            writer=writer,
+            cut=cut,
+            on_event=on_event,
+            sign=sign,
+            trust=trust,
         )
         self._publisher: Publisher | None = None
         self._receipt: Receipt | None = None

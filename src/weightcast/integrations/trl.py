@@ -4,6 +4,8 @@
 
 TRL calls `pause`, `send_weights` and `resume` for each sync. The first and the last do nothing: engines serve while all
 of that happens, and are paused by the agent that writes into them, only while it writes.
+
+Where the model is sharded, TRL gathers each tensor for that iterator; `weightcast.integrations.trl_sharded` avoids it.
 """
 
 from __future__ import annotations
@@ -11,40 +13,38 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position
-from weightcast.engine.agent import Agent
+from weightcast.channel.trust import Trust, signing_of
 from weightcast.engine.client import Engine, HttpEngine
-from weightcast.engine.followers import Followers
-from weightcast.errors import EngineError, MisfitError, UsageError, WeightcastError
-from weightcast.follow.mirror_folder import default_mirror
-from weightcast.follow.update import Phases
-from weightcast.format.codec import CodecName
+from weightcast.errors import UsageError
+from weightcast.events.emitter import OnEvent
+from weightcast.events.phases import Phases
 from weightcast.format.scan import Detect, WireDtype
+from weightcast.integrations.live import LiveEngines
+from weightcast.publish.codec_choice import CodecChoice
+from weightcast.publish.committer import CutFor
 from weightcast.publish.open import channel_in
+from weightcast.publish.publisher import Publisher
 from weightcast.publish.receipt import Receipt
 from weightcast.publish.stream_publisher import StreamPublisher
 from weightcast.store import open_store
-from weightcast.store.backoff import Backoff
 from weightcast.store.base import Store
 from weightcast.torch.model import wire_name
 from weightcast.torch.structure import structure_of
 
 _log = logging.getLogger("weightcast")
 
-_SOON = 5.0
-"""Seconds after which the log says what the first sync waits for, unless ``patience`` is shorter."""
-
-_CHECK_EVERY, _LONGEST = 0.03, 2.0
-"""Seconds between two checks whether the engines are live: half the first pause, and the longest."""
+Pairs = Iterable[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Sync:
     changed: int
     """Elements."""
     nbytes: int
-    """Bytes uploaded; 0 if the bucket had these weights already, or does not have them yet."""
+    """Bytes uploaded, by all ranks; 0 if the bucket had these weights already, or does not have them yet."""
     broadcast: int
-    """Bytes that TRL streamed: what it would have sent to the engine itself."""
+    """Bytes that TRL streamed, or would have gathered and streamed: what it would have sent to the engine itself."""
     pause: float | None
     """Seconds that the engine was paused; the longest pause if there are several engines. None while not live."""
     seconds: Mapping[str, float]
@@ -74,16 +74,34 @@ class Sync:
 
 
 @dataclass
-class _Counted:
-    """TRL's stream; ``nbytes`` of it were read."""
+class _Stream:
+    """TRL's stream of whole tensors; ``nbytes`` of it were read."""
 
-    stream: Iterable[tuple[str, torch.Tensor]]
+    pairs: Pairs
+    publisher: StreamPublisher
     nbytes: int = 0
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self.stream:
+        for name, tensor in self.pairs:
             self.nbytes += tensor.nbytes
             yield name, tensor
+
+    def publish(self) -> Receipt:
+        return self.publisher.send(self)
+
+
+@dataclass(frozen=True)
+class ShardStream:
+    """In place of a stream of gathered tensors, on every rank: it has no tensors, and publishes this rank's shards."""
+
+    publish: Callable[[], Receipt]
+    nbytes: int
+    """Of the tensors that TRL would have gathered."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What TRL does on all ranks but 0, where `send_weights` gets this object."""
+        self.publish()
+        return iter(())
 
 
 @dataclass(frozen=True)
@@ -94,16 +112,6 @@ class _Sent:
     changed: int = 0
     nbytes: int = 0
     is_there: bool = True
-
-
-@dataclass(frozen=True)
-class _Live:
-    """Whether a version is live: ``pause`` is what it cost; if that is None, ``problem`` says what is missing."""
-
-    pause: float | None
-    problem: str = ""
-    no_engine: bool = False
-    """Whether the problem is that no engine follows the channel."""
 
 
 class WeightcastTransfer:
@@ -133,10 +141,14 @@ class WeightcastTransfer:
         dtype: WireDtype | torch.dtype | None = "BF16",
         patience: float = 60.0,
         joining: float = 600.0,
-        codec: CodecName = "banded",
+        codec: CodecChoice = "banded",
         writer: str | None = None,
         threads: int | None = None,
         retry_after: float = 5.0,
+        cut: CutFor = (),
+        on_event: OnEvent = (),
+        sign: str | Path | None = None,
+        trust: Trust | str | None = None,
     ):
         """``model`` is the model that TRL trains, or one on the meta device of the same structure: mixtures need it.
 
@@ -145,25 +157,20 @@ class WeightcastTransfer:
         The other parameters are those of `StreamPublisher`.
         """
         self._store = open_store(channel)
-        self._engine = HttpEngine(engine) if isinstance(engine, str) else engine
-        self._mirror = mirror
+        named = HttpEngine(engine) if isinstance(engine, str) else engine
+        self._engines = LiveEngines(named, mirror, on_event, trust)
+        self._signing = signing_of(trust, sign)
         self.patience, self._joining = patience, joining
-        self._open = partial(
-            StreamPublisher,
-            self._store,
-            model=None if model is None else structure_of(model),  # now: TRL wraps, shards and adapts it later
-            detect=detect,
-            dtype=wire_name(dtype),
-            codec=codec,
-            writer=writer,
-            threads=threads,
-            retry_after=retry_after,
-        )
-        self._opened, self._driving = ExitStack(), ExitStack()
-        self._publisher: StreamPublisher | None = None
+        structure = None if model is None else structure_of(model)  # now: TRL wraps, shards and adapts it later
+        options: dict[str, Any] = {"detect": detect, "dtype": wire_name(dtype), "codec": codec, "writer": writer}
+        options |= {"threads": threads, "retry_after": retry_after, "cut": cut, "on_event": on_event}
+        options |= {"sign": sign, "trust": trust}
+        self._open = partial(StreamPublisher, self._store, model=structure, **options)
+        self._options = options
+        self._opened = ExitStack()
+        self._streams: StreamPublisher | None = None
+        self._shards: Publisher | None = None
         self._is_first = True
-        self._followers: Followers | None = None
-        self._agent: Agent | None = None
         self._chain: Chain | None = None
         self.last: Sync | None = None
 
@@ -172,29 +179,29 @@ class WeightcastTransfer:
     def init_weight_transfer(self) -> None:
         """Look up the channel, so that a wrong address fails before anything is computed."""
         self.destroy()  # an earlier training that did not call it
-        self._chain = channel_in(self._store)
-        self._publisher, self._is_first = self._opened.enter_context(self._open()), True
+        self._chain = channel_in(self._store, self._signing)
+        self._streams, self._is_first = self._opened.enter_context(self._open()), True
 
     def pause(self) -> None:
         """Does nothing: the engine is paused later, when all that it needs is staged."""
 
-    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def send_weights(self, iterator: Pairs) -> None:
         """Publish the trainer's current weights, and wait until they are live."""
-        publisher = self._publisher
-        if publisher is None:
+        if self._streams is None:
             hint = "TRL's trainer calls it when training begins, but only once: to train again, make another trainer."
             raise UsageError("init_weight_transfer was not called", hint=hint)
-        clock, stream = Phases(), _Counted(iterator)
+        stream = iterator if isinstance(iterator, ShardStream) else _Stream(iterator, self._streams)
+        clock = Phases()
         first, began = self._is_first, time.monotonic()
         if first:
             with clock.phase("upload"):
-                sent = self._begin(publisher, stream)
+                sent = self._begin(stream)
             began = time.monotonic()  # patience does not count the upload of a whole model
         else:
             with clock.phase("detect"):
-                receipt = publisher.send(stream)
+                receipt = stream.publish()
             with clock.phase("upload"):
-                sent = self._committed(publisher, receipt, began + self.patience)
+                sent = self._committed(receipt, began + self.patience)
         patience = max(self.patience, self._joining) if first and self.patience else self.patience
         with clock.phase("live"):
             pause = self._make_live(sent, began, patience, first)
@@ -210,27 +217,40 @@ class WeightcastTransfer:
 
     def destroy(self) -> None:
         """Upload what is not in the bucket yet, and close; raises if that fails."""
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            self._agent = self._followers = None
-            with self._opened, self._driving:
+        if self._publisher is not None:
+            self._streams = self._shards = None
+            with self._opened, closing(self._engines):
                 pass
 
     # -- publish -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, publisher: StreamPublisher, stream: _Counted) -> _Sent:
+    @property
+    def _publisher(self) -> StreamPublisher | Publisher | None:
+        return self._shards or self._streams
+
+    def publish_shards(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Receipt:
+        """Publish what this rank has of a sharded model. Every rank does so at the same time."""
+        if self._shards is None:
+            self._shards = self._opened.enter_context(
+                Publisher(self._store, model, optimizer=optimizer, **self._options)
+            )
+        return self._shards.publish(step)
+
+    def _begin(self, stream: _Stream | ShardStream) -> _Sent:
         """Continue the channel where it is, or start it."""
         before = self._chain.head() if self._chain is not None else None
-        receipt = publisher.send(stream)
+        receipt = stream.publish()
         self._is_first = False
-        self._chain = Chain.open(self._store)
+        self._engines.follow(Chain.open(self._store, self._signing))
+        publisher = self._publisher
+        assert publisher is not None
         publisher.flush()  # raises an error for which the receipt would wait
         head = receipt.result()
         if before is not None and head.position == before.position:
             return _Sent(head.position)
         return _Sent(head.position, head.changed, publisher.table.nbytes if head.base is None else head.nbytes)
 
-    def _committed(self, publisher: StreamPublisher, receipt: Receipt, deadline: float) -> _Sent:
+    def _committed(self, receipt: Receipt, deadline: float) -> _Sent:
         """Wait for the commit of these weights, until the deadline."""
         try:
             manifest = receipt.result(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
@@ -241,78 +261,11 @@ class WeightcastTransfer:
             if self.patience:
                 hint = "the upload is retried, together with the next version; training goes on"
                 _log.warning("%s did not take the weights in %g s; %s", self._store.url, self.patience, hint)
-        return _Sent(publisher.position, is_there=False)
-
-    # -- live --------------------------------------------------------------------------------------------------------
+        assert self._publisher is not None
+        return _Sent(self._publisher.position, is_there=False)
 
     def _make_live(self, sent: _Sent, began: float, patience: float, first: bool) -> float | None:
         """Wait until a version is live; the pause that it took, or None if it took too long."""
-        if (self._engine is None and patience == 0) or (patience and not sent.is_there):
+        if (not self._engines.has_own and patience == 0) or (patience and not sent.is_there):
             return None
-        deadline, backoff, warned = began + patience, Backoff(_CHECK_EVERY, _LONGEST), False
-        while True:
-            cause = None
-            try:
-                live = self._check(sent.position)
-            except WeightcastError as error:  # training need not end because of an engine or its mirror
-                if first and isinstance(error, MisfitError):
-                    raise  # waiting does not help
-                live, cause = _Live(None, str(error)), error
-            if live.pause is not None:
-                return live.pause
-            if time.monotonic() >= deadline:
-                break
-            if first and not warned and time.monotonic() >= began + min(self.patience, _SOON):
-                warned = True
-                _log.warning("waiting for version %s to be live: %s", sent.position.version, live.problem)
-            time.sleep(min(backoff.failed(), max(0.0, deadline - time.monotonic())))
-        problem = f"version {sent.position.version} is not live after {patience:g} s: {live.problem}"
-        if first:
-            url = self._engine.url if self._engine else self._store.url
-            raise EngineError(problem, url=url, hint=self._remedy(live)) from cause
-        _log.warning("%s; training goes on", problem)
-        return None
-
-    def _check(self, position: Position) -> _Live:
-        """Whether all engines are at a position. Updates ``engine`` itself if no agent follows the channel."""
-        assert self._chain is not None
-        self._followers = self._followers or Followers(self._chain)
-        engines = self._followers.now()
-        if not engines and self._engine is not None:
-            return self._drive(self._engine, position)
-        if self._agent is not None:
-            self._step_aside()
-        if not engines:
-            return _Live(None, "no engine follows the channel", no_engine=True)
-        late = [
-            f"{beat.replica} is at {beat.position.version}" + (f" ({beat.error})" if beat.error else "")
-            for beat in engines
-            if beat.position != position  # not numbers: a channel that was reset uses a number again
-        ]
-        return _Live(None, ", ".join(late)) if late else _Live(max(beat.pause or 0.0 for beat in engines))
-
-    def _drive(self, engine: Engine, position: Position) -> _Live:
-        """Do what an agent would do."""
-        if self._agent is None:
-            assert self._chain is not None
-            mirror = self._mirror or default_mirror(self._chain.channel.id)
-            self._agent = self._driving.enter_context(Agent(self._store, engine, mirror))
-            _log.info("no agent follows %s: this trainer updates %s itself", self._store.url, engine.url)
-        self._agent.step()
-        at, last = self._agent.position, self._agent.last
-        if at != position:  # the same number may be another writer's, or of a channel that was reset
-            return _Live(None, f"the engine is at {at}, not at {position}")
-        return _Live(last.pause if last is not None else 0.0)
-
-    def _step_aside(self) -> None:
-        """An agent follows now: two of them must not update one engine."""
-        self._agent = None
-        self._driving.close()
-        _log.info("an agent follows %s now: this trainer no longer updates the engine itself", self._store.url)
-
-    def _remedy(self, live: _Live) -> str:
-        if self._agent is not None:
-            return "Is it on this host? If not, run `weightcast attach` next to it instead of passing engine=…."
-        if live.no_engine:
-            return f"Run `weightcast attach {self._store.url} --engine http://127.0.0.1:8000` next to vLLM."
-        return "If it only takes longer, pass a longer patience=…."
+        return self._engines.make_live(sent.position, began, patience, usual=self.patience, first=first)

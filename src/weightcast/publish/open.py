@@ -21,7 +21,8 @@ from weightcast.channel.keys import Position, check_name, check_step, is_plain_f
 from weightcast.channel.lease import take_lease
 from weightcast.channel.policy import Pinned
 from weightcast.channel.records import Lease, Manifest, Reference
-from weightcast.channel.reference import bring, resolved
+from weightcast.channel.reference import bring, pins_of, resolved
+from weightcast.channel.trust import NO_SIGNING, Seen, Signing, signing_of
 from weightcast.disk.checkpoint import SINGLE, Checkpoint, save
 from weightcast.disk.companions import ADAPTER, is_weights, wanted
 from weightcast.disk.durable import Report, scratch, silent
@@ -29,6 +30,7 @@ from weightcast.disk.staged import fingerprint_of
 from weightcast.errors import ChannelError, NoRouteError, ResultError, UnreachableError, UsageError
 from weightcast.follow.staging import staged_weights
 from weightcast.follow.subscriber import Subscriber
+from weightcast.format.coding import Coding
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.digest import Fingerprint, fingerprint
 from weightcast.format.scan import Detector, Shadowed, compare, resolve
@@ -66,6 +68,7 @@ def init(
     writer: str | None = None,
     workers: Workers = ONE,
     report: Report = silent,
+    sign: str | Path | None = None,
 ) -> Manifest:
     """Begin a channel with ``weights`` as version 0: arrays, or a checkpoint folder with its configuration files.
 
@@ -73,16 +76,37 @@ def init(
     `Reference` in place of weights is a model of the Hugging Face Hub: it is read through the Hub's cache, and recorded
     by its commit. An interrupted `init` is completed by another with the same weights.
 
+    ``sign`` names the root's private key, a file or `env:NAME`: the channel is then signed, and readers that trust the
+    root's public key accept nothing else in it. `weightcast key add` allows other keys to sign versions.
+
     >>> wc.init("channel", wc.Arrays({"w": np.zeros(4, np.float32)}), step=0).position.version
     0
     """
+    signing = signing_of(None, sign, begins=True)
+    return init_signed(
+        signing, channel, weights, reference=reference, step=step, writer=writer, workers=workers, report=report
+    )
+
+
+def init_signed(
+    signing: Signing,
+    channel: str | Path | Store,
+    weights: Weights | Path | str | Reference,
+    *,
+    reference: Reference | None = None,
+    step: int | None = None,
+    writer: str | None = None,
+    workers: Workers = ONE,
+    report: Report = silent,
+) -> Manifest:
+    """`init`, for one who knows already what is trusted and signed with."""
     check_step(step)
     writer = check_name(writer, "writer") if writer else new_writer()
     store = open_store(channel)
     if not isinstance(weights, (str, Path, Reference)):
         refuse_no_weights(weights)
     with _whole(weights, reference, report) as (first, content):
-        chain = Chain.create(store, first.table)
+        chain = Chain.create(store, first.table, signing)
         return commit_anchor(chain, 0, first, content, writer, step, None, workers, report)
 
 
@@ -132,12 +156,15 @@ def commit_anchor(
     unchanged = weights.refuse_changed if isinstance(weights, Checkpoint) else lambda: None
     position = Position(version, fingerprint_of(weights, workers, report).digest)
     if isinstance(content, Reference):
-        ref = chain.refer_anchor(position, content)
+        if chain.signing.signer is not None:  # the commit and all files of it are signed
+            content = resolved(content)
+        pins = pins_of(content, report) if chain.signing.signer is not None else ()
+        ref = chain.refer_anchor(position, content, pins)
     else:
         ref = chain.put_anchor(position, content, report, unchanged)
     manifest = chain.draft(position, None, ref, None, chain.channel.table.elements, step, writer, label)
     unchanged()
-    chain.commit(manifest)
+    manifest = chain.commit(manifest)
     write_index(chain)
     return manifest
 
@@ -180,17 +207,18 @@ def new_writer() -> str:
     return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
-def channel_in(store: Store) -> Chain | None:
-    """The channel in a store, if there is one."""
+def channel_in(store: Store, signing: Signing = NO_SIGNING, seen: Seen | None = None) -> Chain | None:
+    """The channel in a store, if there is one; ``seen`` is what a mirror has seen of it."""
     try:
-        return Chain.open(store)
+        return Chain.open(store, signing, seen)
     except ChannelError:
         return None
 
 
-def open_for_writing(channel: str | Path | Store, table: TensorTable) -> Chain:
+def open_for_writing(channel: str | Path | Store, table: TensorTable, signing: Signing = NO_SIGNING) -> Chain:
     """The channel, once its store is known to keep two writers apart and the table is known to be the channel's."""
-    chain = Chain.open(open_store(channel))
+    chain = Chain.open(open_store(channel), signing)
+    chain.refuse_without_signer()
     hint = "A channel's table never changes: publish to another place, or start over with `weightcast reset`."
     refuse_other_table(chain.channel.table, table, hint=hint)
     if chain.channel.fence == "create" and not honours_create(chain.store):
@@ -205,7 +233,7 @@ def announce(chain: Chain, writer: str) -> None:
 
 
 def take_up(
-    chain: Chain, detector: Detector, writer: str, ranked: bool, workers: Workers
+    chain: Chain, detector: Detector, writer: str, coding: Coding, workers: Workers
 ) -> tuple[Manifest, Fingerprint, Resolved | None]:
     """The head, the fingerprint that the detector's next scan begins at, and the patch from the head to there, if any.
 
@@ -224,7 +252,7 @@ def take_up(
         if shadow is not None:  # the detector's own copy becomes the head's weights: its next scan finds the rest
             return head, _brought(shadow, chain, version), None
         with version_beside(weights, chain, version) as (old, start):
-            found = resolve(start, compare(old, weights, ranked, workers))
+            found = resolve(start, compare(old, weights, coding, workers))
     except NoRouteError as error:
         if isinstance(error.reason, UnreachableError):  # it may be reachable in a minute
             raise
@@ -239,7 +267,7 @@ def take_up(
 
 def _brought(shadow: Copies, chain: Chain, version: int) -> Fingerprint:
     """Bring a copy of some weights to a version; returns its fingerprint."""
-    with Subscriber(chain.store, shadow, Pinned(version)) as subscriber:
+    with Subscriber(chain.store, shadow, Pinned(version), trust=chain.signing.trust) as subscriber:
         staged = subscriber.poll()
         assert staged is not None  # its digest is another
         subscriber.apply(staged)
@@ -252,7 +280,7 @@ def version_beside(weights: Weights, chain: Chain, version: int) -> Iterator[tup
 
     A model takes gigabytes of memory, so it is not copied: what differs is on disk, and read tensor by tensor.
     """
-    with Subscriber(chain.store, _Unwritten(weights), Pinned(version)) as subscriber:
+    with Subscriber(chain.store, _Unwritten(weights), Pinned(version), trust=chain.signing.trust) as subscriber:
         staged = subscriber.poll()
         if staged is None:
             yield weights, fingerprint(weights)

@@ -16,8 +16,10 @@ from typing import TypeVar
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest
 from weightcast.errors import BaseError, SpaceError, StoreError, UsageError
+from weightcast.events.phases import Span
 from weightcast.format.codec import CodecName
-from weightcast.format.codec.coded import Prepared
+from weightcast.format.codec.coded import Parts, Prepared
+from weightcast.format.coding import Coding
 from weightcast.format.patch import Patch, compose
 from weightcast.format.scan import Scan
 from weightcast.publish.receipt import Receipt
@@ -34,6 +36,8 @@ class Scanned:
 
     scan: Scan
     receipt: Receipt
+    spans: tuple[Span, ...] = ()
+    """What it took, as far as it has come; so in later states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +48,10 @@ class Resolved:
     """
 
     patch: Patch
-    prepared: Mapping[str, Prepared] | None
+    prepared: Mapping[str, Prepared | Parts] | None
     """What `banded` needs, or what a device coded; None for a merged patch."""
     receipts: tuple[Receipt, ...] = ()
+    spans: tuple[Span, ...] = ()
 
     @property
     def step(self) -> int | None:
@@ -92,13 +97,13 @@ def merged(first: Stage, later: Resolved) -> Stage:
     """One update that carries both. A commit that was tried cannot be merged any more."""
     assert not isinstance(first, Uploaded)
     update = update_of(first)
-    receipts = update.receipts + later.receipts
+    receipts, spans = update.receipts + later.receipts, update.spans + later.spans
     if later.patch.tensors:
         # What the smallest codec needs is right for a change of what was there before alone.
         prepared = None if update.patch.tensors else later.prepared
-        return Resolved(compose(update.patch, later.patch), prepared, receipts)
+        return Resolved(compose(update.patch, later.patch), prepared, receipts, spans)
     # Nothing changed since: keep what the smallest codec needs, and the bytes.
-    same = replace(update, receipts=receipts)
+    same = replace(update, receipts=receipts, spans=spans)
     return replace(first, update=same) if isinstance(first, Encoded) else same
 
 
@@ -123,6 +128,11 @@ def codec_for(update: Resolved, wanted: CodecName) -> CodecName:
     if any(tensor.old is None for tensor in update.patch.tensors):
         return "plain"
     return "gap" if wanted == "banded" and update.prepared is None else wanted
+
+
+def prepared_for(codec: CodecName, update: Resolved, coding: Coding) -> Mapping[str, Prepared | Parts] | None:
+    """What was prepared for a codec; nothing for another one, since a device may have coded the blocks already."""
+    return update.prepared if codec == coding.codec else None
 
 
 class Pipeline:

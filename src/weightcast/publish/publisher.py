@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from weightcast.channel.chain import Chain
+from weightcast.channel.trust import Trust, signing_of
 from weightcast.errors import UsageError
-from weightcast.format.codec import CodecName
+from weightcast.events.emitter import OnEvent
+from weightcast.events.phases import Span
+from weightcast.format.coding import Coding
 from weightcast.format.scan import Detect, Detector, Scan, Shadowed, WireDtype, check_detect, check_wire_dtype
 from weightcast.format.tensors import Weights, is_module, refuse_no_weights
 from weightcast.format.workers import Workers
-from weightcast.publish.committer import Committer
+from weightcast.publish.codec_choice import CodecChoice
+from weightcast.publish.committer import Committer, CutFor, Watch
 from weightcast.publish.peers import Peers
 from weightcast.publish.receipt import Receipt
+from weightcast.publish.rounds import Rounds
 from weightcast.publish.sharded import ShardedCommitter
 from weightcast.publish.shards import Shards, arrays_of
+from weightcast.publish.stepping import Stepping
 from weightcast.store import open_store
 from weightcast.store.base import Store
 
@@ -39,6 +45,9 @@ class Publisher(Committer):
     (1, 1)
     """
 
+    _stepping: Stepping | None = None
+    """Where events are asked for."""
+
     _ranks: Sequence[int] | None = None
     """Of a group of torch, the ranks that publish together."""
 
@@ -55,11 +64,15 @@ class Publisher(Committer):
         detect: Detect | None = None,
         dtype: WireDtype | torch.dtype | None = None,
         check_every: int | None = None,
-        codec: CodecName = "banded",
+        codec: CodecChoice = "banded",
         writer: str | None = None,
         threads: int | None = None,
         retry_after: float = 5.0,
+        cut: CutFor = (),
         group: torch.distributed.ProcessGroup | Peers | None = None,
+        on_event: OnEvent = (),
+        sign: str | Path | None = None,
+        trust: Trust | str | None = None,
     ):
         """Take up the channel where it is, or begin it. Only a channel's version 0 is committed here: where the weights
         are not the head's, the first `publish` carries the difference. If the head's own weights cannot be fetched any
@@ -75,9 +88,22 @@ class Publisher(Committer):
 
         An upload that fails, after all retries of the store, is tried again after ``retry_after`` seconds.
 
+        ``codec`` "auto" is `banded` or `gap`, with whichever versions arrive sooner by what the publisher measures; the
+        commit says which (`Manifest.codec`). "banded" sends the fewest bytes.
+
+        ``cut`` is for tensor-parallel engines, whose workers hold parts of tensors: `banded` codes each part as a box
+        of its own, so that a worker can decode what it holds. Name the parts (`Cut`), or "replicas": then they are
+        those that engines name in their heartbeats, which are read every half minute.
+
+        ``on_event`` gets an `Event` for each phase of a version once it is committed: a `Sink`, or several. They are
+        called on the publisher's own thread, and all of them were by the time that `close` returns.
+
         Where the weights are sharded (`Shards`, or a model with DTensors or inside DistributedDataParallel), every rank
         of the process ``group``, by default all, opens a publisher and publishes after the same steps. Each uploads
         what it has; nothing is gathered. In place of a group of torch, ``group`` may be `Peers` of another framework.
+
+        ``sign`` names the private key that signs versions, a file or `env:NAME`, and ``trust`` the root's public key:
+        what this publisher continues from must be signed, too. Of a group only the rank that commits signs.
         """
         if group is not None and not isinstance(self, ShardedPublisher):
             raise UsageError("only sharded weights have a group", hint="Open a publisher on one rank, without a group.")
@@ -85,9 +111,19 @@ class Publisher(Committer):
             check_detect(detect)
         if isinstance(dtype, str):
             check_wire_dtype(dtype)
+        if on_event and optimizer is not None and is_module(weights):
+            self._stepping = Stepping(optimizer)
         watch = partial(_watch, weights, optimizer, detect, dtype, check_every, self._ranks)
         super().__init__(
-            open_store(channel), watch, codec=codec, writer=writer, threads=threads, retry_after=retry_after
+            open_store(channel),
+            watch,
+            codec=codec,
+            writer=writer,
+            threads=threads,
+            retry_after=retry_after,
+            cut=cut,
+            on_event=on_event,
+            signing=signing_of(trust, sign),
         )
 
     def publish(self, step: int | None = None, weights: Weights | None = None, label: str | None = None) -> Receipt:
@@ -98,6 +134,19 @@ class Publisher(Committer):
         """
         # Other weights are recorded at the end of a scan, a model's as it goes.
         return self._add(lambda: self._scan(weights), step, label, undoes=weights is not None)
+
+    def _watched(self, watch: Watch, begun: Chain | None) -> Detector:
+        if self._stepping is None:
+            return super()._watched(watch, begun)
+        with self._stepping.around_hooks():
+            return super()._watched(watch, begun)
+
+    def _unwatch(self) -> None:
+        if self._stepping is not None:
+            self._stepping.close()
+
+    def _before_scan(self) -> tuple[Span, ...]:
+        return self._stepping.take() if self._stepping is not None else ()
 
     def _scan(self, weights: Weights | None) -> Scan:
         if weights is None:
@@ -120,12 +169,13 @@ class ShardedPublisher(ShardedCommitter, Publisher):
         group: torch.distributed.ProcessGroup | Peers | None = None,
         **options: Any,
     ):
-        self._peers = _peers_of(group)
-        self._ranks = getattr(self._peers, "ranks", None)
+        peers = _peers_of(group)
+        self._rounds, self._ranks = Rounds(peers), getattr(peers, "ranks", None)
         try:
             super().__init__(channel, weights, group=group, **options)
-        except BaseException:
-            self._peers.close()
+        except BaseException as error:
+            self._rounds.tell(error)  # they are in a round of opening, or come to it
+            self._rounds.close()
             raise
 
 
@@ -153,7 +203,7 @@ def _watch(
     check_every: int | None,
     ranks: Sequence[int] | None,
     begun: Chain | None,
-    codec: CodecName,
+    coding: Coding,
     workers: Workers,
 ) -> Detector:
     table = begun.channel.table if begun is not None else None
@@ -163,16 +213,16 @@ def _watch(
 
         if is_sharded(weights):
             part = ShardedModel(weights, dtype, table, workers, ranks)
-            return detector_of(part, optimizer, detect, check_every, codec)
-        return watch(weights, optimizer, detect, dtype, check_every, table, codec, workers)
+            return detector_of(part, optimizer, detect, check_every, coding)
+        return watch(weights, optimizer, detect, dtype, check_every, table, coding, workers)
     if isinstance(weights, Shards) and not weights.is_numpy:
         from weightcast.torch.detectors import detector_of
         from weightcast.torch.shards import ShardTensors
 
-        return detector_of(ShardTensors(weights.tensors, dtype, table, workers), optimizer, detect, check_every, codec)
+        return detector_of(ShardTensors(weights.tensors, dtype, table, workers), optimizer, detect, check_every, coding)
     if isinstance(weights, Shards):
         weights = arrays_of(weights)
     refuse_no_weights(weights)
     if optimizer is not None or detect is not None or dtype is not None:
         raise UsageError("optimizer, detect and dtype are for a torch model", hint="Pass the model itself.")
-    return Shadowed(cast(Weights, weights), codec == "banded", workers)
+    return Shadowed(cast(Weights, weights), coding, workers)

@@ -14,6 +14,7 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.index import write_index
 from weightcast.channel.keys import Position
 from weightcast.channel.records import Manifest, ObjectRef, dump_record, load_record
+from weightcast.channel.trust import NO_SIGNING, Signing
 from weightcast.disk.companions import wanted
 from weightcast.disk.durable import scratch
 from weightcast.format.boxes import Box, Place
@@ -25,7 +26,8 @@ from weightcast.format.spec import TensorTable
 from weightcast.format.table import Row, order_of
 from weightcast.format.tensors import Weights
 from weightcast.publish.open import Accompanied
-from weightcast.publish.peers import LEADER, Message, Peers, meet
+from weightcast.publish.peers import Message
+from weightcast.publish.rounds import LEADER, Rounds
 from weightcast.store.base import Store
 
 
@@ -50,16 +52,22 @@ class LocalBoxes(Weights, Protocol):
 
 
 def begin_channel(
-    store: Store, local: LocalBoxes, now: Fingerprint, peers: Peers, writer: str, refuse_changed: Callable[[], None]
+    store: Store,
+    local: LocalBoxes,
+    now: Fingerprint,
+    rounds: Rounds,
+    writer: str,
+    refuse_changed: Callable[[], None],
+    signing: Signing = NO_SIGNING,
 ) -> Manifest:
     """Create a channel, or complete one without versions, with the boxes of all ranks as version 0."""
 
     def create(_: Sequence[Message]) -> Message:
-        Chain.create(store, local.whole)
+        Chain.create(store, local.whole, signing)
         return Message()
 
-    meet(peers, Message(), create)
-    return commit_boxes(Chain.open(store), 0, local, now, peers, writer, refuse_changed)
+    rounds.meet(Message(), create)
+    return commit_boxes(Chain.open(store, signing), 0, local, now, rounds, writer, refuse_changed)
 
 
 def commit_boxes(
@@ -67,7 +75,7 @@ def commit_boxes(
     version: int,
     local: LocalBoxes,
     now: Fingerprint,
-    peers: Peers,
+    rounds: Rounds,
     writer: str,
     refuse_changed: Callable[[], None],
 ) -> Manifest:
@@ -76,15 +84,15 @@ def commit_boxes(
     ``refuse_changed`` raises if this rank's weights are no longer those that were digested.
     """
     position = Position(version, now.digest)
-    mark = meet(peers, Message(), lambda _: Message({"mark": secrets.token_hex(8)})).facts["mark"]
+    mark = rounds.meet(Message(), lambda _: Message({"mark": secrets.token_hex(8)})).facts["mark"]
     made: Message | Exception
     try:
-        refs = _upload(chain, position, mark, local, now, peers.rank)
+        refs = _upload(chain, position, mark, local, now, rounds.rank)
         refuse_changed()
         made = Message({"files": [[ref.key, ref.size, ref.sha256] for ref in refs]})
     except Exception as error:  # noqa: BLE001 - the other ranks wait for it
         made = error
-    answer = meet(peers, made, partial(_commit, chain, position, mark, writer))
+    answer = rounds.meet(made, partial(_commit, chain, position, mark, writer))
     return load_record(Manifest, answer.facts["manifest"].encode())
 
 
@@ -92,7 +100,7 @@ def _commit(chain: Chain, position: Position, mark: str, writer: str, found: Seq
     files = [ObjectRef(*ref) for message in found for ref in message.facts["files"]]
     record = chain.complete_anchor(position, mark, files)
     manifest = chain.draft(position, None, record, None, chain.channel.table.elements, None, writer)
-    chain.commit(manifest)
+    manifest = chain.commit(manifest)
     write_index(chain)
     return Message({"manifest": dump_record(manifest).decode()})
 

@@ -16,13 +16,16 @@ import numpy as np
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.keys import Position, check_label, check_name, check_step
+from weightcast.channel.trust import Trust, signing_of
 from weightcast.errors import UsageError
-from weightcast.format.codec import CodecName, check_codec
+from weightcast.events.emitter import Emitter, OnEvent
+from weightcast.format.coding import Coding
 from weightcast.format.scan import Detect, WireDtype, check_detect, check_wire_dtype
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Copies, Weights
 from weightcast.format.workers import Workers
-from weightcast.publish.committer import Committer
+from weightcast.publish.codec_choice import CodecChoice, check_choice
+from weightcast.publish.committer import Committer, CutFor, named_cuts
 from weightcast.publish.open import channel_in, version_beside
 from weightcast.publish.receipt import Receipt
 from weightcast.store import open_store
@@ -62,10 +65,14 @@ class StreamPublisher:
         model: torch.nn.Module | None = None,
         detect: Detect | None = None,
         dtype: WireDtype | torch.dtype | None = None,
-        codec: CodecName = "banded",
+        codec: CodecChoice = "banded",
         writer: str | None = None,
         threads: int | None = None,
         retry_after: float = 5.0,
+        cut: CutFor = (),
+        on_event: OnEvent = (),
+        sign: str | Path | None = None,
+        trust: Trust | str | None = None,
     ):
         """Look up the channel, so that a wrong address fails at once; the first `send` begins it or takes it up.
 
@@ -85,13 +92,24 @@ class StreamPublisher:
             check_wire_dtype(dtype)
         if writer:
             check_name(writer, "writer")
+        signing = signing_of(trust, sign)
         self._store = open_store(channel)
         self._detect, self._dtype = detect, dtype
         self._translation = None if model is None else _translation_of(model)
         self._begin = partial(
-            _Sender, self._store, codec=check_codec(codec), writer=writer, threads=threads, retry_after=retry_after
+            _Sender,
+            self._store,
+            codec=check_choice(codec),
+            writer=writer,
+            threads=threads,
+            retry_after=retry_after,
+            cut=cut,
+            on_event=on_event,
+            signing=signing,
         )
-        channel_in(self._store)
+        Emitter(on_event, "trainer", writer)  # so that what cannot take events fails at once
+        named_cuts(cut)
+        channel_in(self._store, signing)
         self._sender: _Sender | None = None
         self._is_closed = False
         self._beginning = threading.Lock()
@@ -123,14 +141,14 @@ class StreamPublisher:
             raise
 
     def _take(
-        self, stream: Iterable[tuple[str, torch.Tensor]], begun: Chain | None, codec: CodecName, workers: Workers
+        self, stream: Iterable[tuple[str, torch.Tensor]], begun: Chain | None, coding: Coding, workers: Workers
     ) -> Streamed:
         """The detector that begins with a first stream."""
         from weightcast.torch.stream import Streamed
 
         table = begun.channel.table if begun is not None else None
         streamed = Streamed(
-            stream, table, self._dtype, self._detect, codec=codec, workers=workers, translation=self._translation
+            stream, table, self._dtype, self._detect, coding=coding, workers=workers, translation=self._translation
         )
         if begun is not None and (missing := streamed.missing):
             with _held(begun, streamed.table, missing) as held:

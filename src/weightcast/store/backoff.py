@@ -21,6 +21,10 @@ class Clock:
         """Seconds since an arbitrary moment."""
         return time.monotonic()
 
+    def wall(self) -> float:
+        """Seconds since 1970, which may jump: for people, never to measure or decide by."""
+        return time.time()
+
     def wait(self, stopped: threading.Event, seconds: float) -> None:
         """Return after ``seconds``, or as soon as ``stopped`` is set."""
         stopped.wait(seconds)

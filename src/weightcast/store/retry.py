@@ -37,6 +37,9 @@ _UNKNOWN = 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 20.0
 """Seconds between two attempts, give or take a fifth."""
 
+_HASTY = 10.0
+"""Seconds for a call, where another store can be asked."""
+
 _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
 
 _MOST_DELETED = 500
@@ -74,6 +77,10 @@ class Patient:
         self._guard = threading.Lock()
         self._sleep = sleep
         self._random = random
+
+    def hasty(self) -> Patient:
+        """The same store with one attempt and little time for each call."""
+        return Patient(self.store, attempts=1, timeout=None if self._timeout is None else _HASTY)
 
     @property
     def url(self) -> str:
@@ -170,6 +177,11 @@ class Patient:
         if hung >= _MOST_ABANDONED:
             hint = "Check the mount or the link. Calls are accepted again once one of these returns."
             raise UnreachableError(f"{hung} earlier calls hang without an answer", url=self.url, key=key, hint=hint)
+
+
+def hasty(store: Store) -> Store:
+    """The store without retries and long waits, for a caller that can ask another one."""
+    return store.hasty() if isinstance(store, Patient) else store
 
 
 def _batches(keys: Collection[str]) -> Iterator[list[str]]:

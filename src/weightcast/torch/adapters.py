@@ -47,7 +47,7 @@ class Merged(nn.Module):
 
     def __init__(self, peft_model: nn.Module):
         super().__init__()
-        if not _is_peft(unwrapped(peft_model)):
+        if not is_adapted(unwrapped(peft_model)):
             hint = "Pass a peft.PeftModel. The weights of another model are published by passing the model itself."
             raise UsageError(f"expected a model of PEFT, got {type(unwrapped(peft_model)).__name__}", hint=hint)
         self.peft_model = peft_model
@@ -58,11 +58,11 @@ def layout_of(model: nn.Module) -> Coordinates:
     model = unwrapped(model)
     if isinstance(model, Merged):
         return _merged(unwrapped(model.peft_model))
-    return _of_adapter(model) if _is_peft(model) else coordinates_of(model)
+    return _of_adapter(model) if is_adapted(model) else coordinates_of(model)
 
 
-def _is_peft(model: nn.Module) -> bool:
-    """Checked without an import: if there is such a model, PEFT is loaded."""
+def is_adapted(model: nn.Module) -> bool:
+    """Whether it is a model of PEFT. Checked without an import: if there is such a model, PEFT is loaded."""
     peft = sys.modules.get("peft.peft_model")
     return peft is not None and isinstance(model, peft.PeftModel)
 

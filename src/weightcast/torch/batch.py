@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightcast.format.codec import CodecName
 from weightcast.format.codec.ranks import Ranks
+from weightcast.format.coding import Coding
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import Change
 from weightcast.format.spec import TensorSpec
@@ -184,7 +184,7 @@ def without_undone(change: Change) -> Change | None:
     if not kept.any():
         return None
     prepared = change.prepared
-    # Blocks that are coded already hold those elements too.
+    # Blocks that are coded already hold those elements too, and so may parts.
     left = replace(prepared, ranks=prepared.ranks[kept]) if isinstance(prepared, Ranks) else None
     return replace(change, indices=change.indices[kept], was=change.was[kept], now=change.now[kept], prepared=left)
 
@@ -242,7 +242,7 @@ class Kernels(ABC, Generic[F]):
 
     @abstractmethod
     def deliver(
-        self, batch: Batch, flips: F, codec: CodecName, shadow: Copied | None, ledger: Ledger | None = None
+        self, batch: Batch, flips: F, coding: Coding, shadow: Copied | None, ledger: Ledger | None = None
     ) -> Delivered:
         """Read the new bits, prepare the changes for the codec, and send everything to the host.
 

@@ -19,7 +19,7 @@ import torch
 from torch.optim import Optimizer
 
 from weightcast.errors import UsageError
-from weightcast.format.codec import CodecName
+from weightcast.format.coding import Coding
 from weightcast.format.scan import Change, Detect, Detector, Scan
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
@@ -37,6 +37,7 @@ from weightcast.torch.batch import (
     replacement,
 )
 from weightcast.torch.model import LiveModel, marks_of
+from weightcast.torch.steps import optimizers_in
 from weightcast.torch.transit import PinnedCopy, sums_in_transit
 
 _CHECK_EVERY = 50
@@ -56,11 +57,11 @@ def watch(
     dtype: str | torch.dtype | None,
     check_every: int | None,
     table: TensorTable | None,
-    codec: CodecName,
+    coding: Coding,
     workers: Workers,
 ) -> Detector:
     """The detector for a model; ``table`` is the channel's, if there is one."""
-    return detector_of(LiveModel(model, dtype, table, workers), optimizer, detect, check_every, codec)
+    return detector_of(LiveModel(model, dtype, table, workers), optimizer, detect, check_every, coding)
 
 
 def detector_of(
@@ -68,28 +69,16 @@ def detector_of(
     optimizer: Optimizer | Sequence[Optimizer] | None,
     detect: Detect | None,
     check_every: int | None,
-    codec: CodecName,
+    coding: Coding,
 ) -> Transient | Resident:
     """The detector for a model, or for a rank's part of one."""
-    given = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-    optimizers = [_innermost(one) for one in given]
+    optimizers = optimizers_in(optimizer)
     detect = detect or ("transient" if optimizers else "device")
     if detect != "transient":
-        return Resident(live, detect == "host", codec)
+        return Resident(live, detect == "host", coding)
     if not optimizers:
         raise UsageError("detect='transient' needs the optimizer", hint="Pass optimizer=…, or detect='device'.")
-    return Transient(live, optimizers, check_every, codec)
-
-
-def _innermost(optimizer: object) -> Optimizer:
-    """The optimizer that has step hooks: accelerate's wrapper does not."""
-    if isinstance(optimizer, Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        return optimizer
-    inner = getattr(optimizer, "optimizer", None)
-    if inner is None:
-        hint = "Pass the torch.optim.Optimizer that steps, or detect='device'."
-        raise UsageError(f"expected a torch optimizer, got {type(optimizer).__name__}", hint=hint)
-    return _innermost(inner)
+    return Transient(live, optimizers, check_every, coding)
 
 
 @dataclass
@@ -109,12 +98,12 @@ def _copy_of(batch: Batch, live: LiveModel) -> Copied:
         return live.kernels(batch.device).take(batch)
 
 
-def _changes_since(shadow: Copied, live: LiveModel, codec: CodecName) -> Iterator[Change]:
+def _changes_since(shadow: Copied, live: LiveModel, coding: Coding) -> Iterator[Change]:
     """What changed in a batch since the copy, which is updated."""
     batch = shadow.batch
     kernels = live.kernels(batch.device)
     with live.present(batch):
-        delivered = kernels.deliver(batch, kernels.differ(batch, shadow), codec, shadow)
+        delivered = kernels.deliver(batch, kernels.differ(batch, shadow), coding, shadow)
     kernels.rest(batch)
     return delivered.changes({})
 
@@ -125,9 +114,9 @@ def _changes_since(shadow: Copied, live: LiveModel, codec: CodecName) -> Iterato
 class Resident:
     """`device` and `host`: keeps a copy of the wire bits as of the last scan."""
 
-    def __init__(self, live: LiveModel, on_host: bool, codec: CodecName):
+    def __init__(self, live: LiveModel, on_host: bool, coding: Coding):
         self.weights = live
-        self._codec = codec
+        self._coding = coding
         slots = list(live.slots.values())
         away = on_host and any(slot.source.device.type == "cuda" for slot in slots)
         taken = (_copy_of(batch, live) for batch in live.batches(slots, _HOST_BATCH if away else None))
@@ -141,7 +130,7 @@ class Resident:
         found = []
         for shadow in self._shadows:
             old = shadow.load() if isinstance(shadow, PinnedCopy) else shadow
-            found.append(_changes_since(old, self.weights, self._codec))
+            found.append(_changes_since(old, self.weights, self._coding))
             if isinstance(shadow, PinnedCopy):
                 shadow.store(old)
         return ModelScan(self.weights.table, found)
@@ -192,7 +181,7 @@ class _Journal:
             self.flips, self.shadow = None, old
         self.kernels.rest(self.batch)
 
-    def deliver(self, codec: CodecName) -> Delivered | None:
+    def deliver(self, coding: Coding) -> Delivered | None:
         self.note()
         flips, shadow = self.flips, self.shadow
         self.flips = self.shadow = None
@@ -200,7 +189,7 @@ class _Journal:
             flips = self.kernels.differ(self.batch, shadow)
         if flips is None:
             return None
-        delivered = self.kernels.deliver(self.batch, flips, codec, shadow, self.ledger)
+        delivered = self.kernels.deliver(self.batch, flips, coding, shadow, self.ledger)
         self.owed.append(delivered.gains)
         if len(self.owed) > _OWED:
             self.add_gains(self.owed.pop(0))
@@ -223,9 +212,9 @@ class _Journal:
 class Transient:
     """`transient`: keeps only a journal. Tensors edited outside the optimizer are found by digest, and sent whole."""
 
-    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, codec: CodecName):
+    def __init__(self, live: LiveModel, optimizers: Sequence[Optimizer], check_every: int | None, coding: Coding):
         self.weights = live
-        self._codec = codec
+        self._coding = coding
         self._check_every = _CHECK_EVERY if check_every is None else check_every
         self._stepping: int | None = None
         """The thread that is inside a step."""
@@ -301,12 +290,12 @@ class Transient:
             # A device ranks by its current bits: after an unnoticed edit, no follower could decode what it coded.
             checked = due or journal.batch.device.type != "cpu"
             live = sums_in_transit(journal.kernels.digests(journal.batch)) if checked else None
-            delivered = journal.deliver(self._codec)
+            delivered = journal.deliver(self._coding)
             replaced = self._replaced(journal, live) if live else {}
             journal.marks = journal.marks_now()
             journal.kernels.rest(journal.batch)
             found.append(delivered.changes(replaced) if delivered else _replacements(journal, replaced))
-        found += [_changes_since(shadow, self.weights, self._codec) for shadow in self._kept]
+        found += [_changes_since(shadow, self.weights, self._coding) for shadow in self._kept]
         self._suspicious = False
         return ModelScan(self.weights.table, found)
 

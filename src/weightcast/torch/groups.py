@@ -16,11 +16,12 @@ from weightcast.torch.batch import WORDS, Batch, Comparison, Copied, Slot
 from weightcast.torch.transit import PinnedCopy
 
 _SMALLEST, _SENT, _PART = 1 << 26, 1 << 28, 16
-_MOST = 1 << 28
+_MOST = 1 << 30
 """Bytes of a group, and most elements; a tensor that is larger is a group of its own.
 
-On the host, room in the caches is worth most. On a GPU the fewer groups, the fewer launches, up to a 16th of what is
-free; but one is compared while the next arrives, or, where shadows are sent there, while the next one's is on its way.
+On the host, room in the caches is worth most. On a GPU each group costs a dozen launches, which take the sender longer
+than the device: so one group for a small model, up to a 16th of what is free. Where shadows are sent to the device, a
+group is compared while the next one's shadow is on its way.
 """
 
 _ALIGNMENT = 16

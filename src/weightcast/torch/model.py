@@ -313,7 +313,7 @@ def wire_name(dtype: str | torch.dtype | None) -> WireDtype | None:
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
@@ -321,7 +321,7 @@ def kernels_for(device: torch.device, workers: Workers = ONE) -> Kernels[Any]:
     """The kernels for tensors of a device."""
     if device.type == "cpu":
         return HostKernels(workers)
-    if device.type == "cuda" and _has_triton():
+    if device.type == "cuda" and has_triton():
         from weightcast.torch.kernels.gpu import GpuKernels
 
         return GpuKernels()

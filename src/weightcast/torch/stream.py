@@ -22,17 +22,17 @@ import numpy.typing as npt
 import torch
 
 from weightcast.errors import UsageError
-from weightcast.format.codec import CodecName
+from weightcast.format.coding import Coding
 from weightcast.format.scan import Change, Detect, Scan
 from weightcast.format.spec import TensorTable
 from weightcast.format.tensors import Bits
 from weightcast.format.workers import Workers
 from weightcast.torch.arrivals import Arrivals, Stream
-from weightcast.torch.batch import Comparison, Copied, Delivered, Kernels, unsigned
+from weightcast.torch.batch import Comparison, Copied, Delivered, Kernels, Sums, unsigned
 from weightcast.torch.detectors import ModelScan
 from weightcast.torch.groups import Group, free_memory
 from weightcast.torch.model import kernels_for, wire_name, words_of
-from weightcast.torch.transit import PinnedCopy, Transit
+from weightcast.torch.transit import PinnedCopy, sums_in_transit
 from weightcast.torch.translation import Translation
 
 _log = logging.getLogger("weightcast")
@@ -47,7 +47,7 @@ class _Compared:
 
     group: Group
     delivered: Delivered
-    live: torch.Tensor | None
+    live: Sums | None
     """Digests of the tensors as they arrived."""
 
 
@@ -70,14 +70,14 @@ class Streamed:
         dtype: str | torch.dtype | None = None,
         detect: Detect | None = None,
         *,
-        codec: CodecName,
+        coding: Coding,
         workers: Workers,
         translation: Translation | None = None,
     ):
         self._translation = translation
         tied = translation.tied if translation is not None else {}
         self._arrivals = Arrivals(table, wire_name(dtype), in_parts=detect == "host", begin=self._begin, tied=tied)
-        self._detect, self._codec, self._workers = detect, codec, workers
+        self._detect, self._coding, self._workers = detect, coding, workers
         self._kernels: dict[torch.device, Kernels[Any]] = {}
         self._left: dict[torch.device, float] = {}
         """Bytes that shadows may still take on a device."""
@@ -89,7 +89,8 @@ class Streamed:
         for group in self._groups(first):
             kernels = self._kernels_on(group)
             self._keep(group, kernels.take(group.batch))
-            self._digests |= _received([(group, self._live_digests(group))])
+            if (live := self._live_digests(group)) is not None:
+                self._digests[group] = live()
             self._arrivals.free(group)
         for name in self._take_doubles():
             if name not in tied:
@@ -154,7 +155,7 @@ class Streamed:
                     self._keep(group, self._as_before(group))
                 done.append(self._compare(group, undo))
             self._take_doubles()
-            digests = _received([(one.group, one.live) for one in done])
+            digests = {one.group: one.live() for one in done if one.live is not None}
             found = [one.delivered.changes(self._replaced(one, digests.get(one.group))) for one in done]
         except BaseException:
             self._is_broken = True
@@ -177,17 +178,17 @@ class Streamed:
         kernels, old = self._kernels_on(group), group.load()
         flips = group.comparison.flips() if group.comparison is not None else kernels.differ(group.batch, old)
         undo.append((group, flips))
-        live = self._live_digests(group)
-        delivered = kernels.deliver(group.batch, flips, self._codec, old)
+        live = self._live_digests(group)  # sent before what the codec needs: the sender waits for these alone
+        delivered = kernels.deliver(group.batch, flips, self._coding, old)
         kernels.rest(group.batch)
         group.store(old)
         self._arrivals.free(group)
         return _Compared(group, delivered, live)
 
-    def _live_digests(self, group: Group) -> torch.Tensor | None:
+    def _live_digests(self, group: Group) -> Sums | None:
         """Digests of a group's tensors as they arrived; None on the host, where memory is not lost."""
         on_host = group.kind.device.type == "cpu"
-        return None if on_host else self._kernels_on(group).digests(group.batch)
+        return None if on_host else sums_in_transit(self._kernels_on(group).digests(group.batch))
 
     def _replaced(self, one: _Compared, digests: npt.NDArray[np.uint64] | None) -> dict[int, tuple[Bits, int]]:
         """The tensors whose shadow was lost since the last stream: they are sent whole."""
@@ -256,20 +257,6 @@ class Streamed:
         if device not in self._kernels:
             self._kernels[device] = kernels_for(device, self._workers)
         return self._kernels[device]
-
-
-def _received(live: list[tuple[Group, torch.Tensor | None]]) -> dict[Group, npt.NDArray[np.uint64]]:
-    """Digests of groups, from their devices: in one transit from each."""
-    on: dict[torch.device, dict[Group, torch.Tensor]] = {}
-    for group, sums in live:
-        if sums is not None:
-            on.setdefault(group.kind.device, {})[group] = sums
-    transits = [(groups, Transit(list(groups.values()))) for groups in on.values()]
-    return {
-        group: array.view(np.uint64)
-        for groups, transit in transits
-        for group, array in zip(groups, transit.arrays(), strict=True)
-    }
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from weightcast.channel.keys import (
     DOOMED,
     HEAD,
     INDEX,
+    KEYRING,
     MANIFESTS,
     PINS,
     RECORD,
@@ -194,10 +195,14 @@ def _now(chain: Chain, dry_run: bool) -> float:
         return max((listed.modified for listed in chain.store.list(MANIFESTS)), default=0.0)
 
 
+NOTES = (KEYRING, HEAD, WRITER, INDEX)
+"""What a channel has besides its versions and edges."""
+
+
 def reset(store: Store) -> int:
     """Delete a channel, so that another can begin in its place; its own record goes last. Returns the count."""
     count = 0
-    for prefix in (MANIFESTS, PINS, TAGS, REPLICAS, DOOMED, SQUASHES, DELTAS, ANCHORS, PROBES, HEAD, WRITER, INDEX):
+    for prefix in (MANIFESTS, PINS, TAGS, REPLICAS, DOOMED, SQUASHES, DELTAS, ANCHORS, PROBES, *NOTES):
         keys = [listed.key for listed in store.list(prefix)]
         delete_all(store, keys)
         count += len(keys)

@@ -64,7 +64,9 @@ def _differing(old: Bits, new: Bits) -> int:
 
 def _bring(chain: Chain, folder: Path, version: int, workers: Workers, report: Report, opened: ExitStack) -> Weights:
     """A mirror at a version, with its files folded."""
-    subscriber = opened.enter_context(Subscriber(chain.store, folder, threads=workers.threads, report=report))
+    subscriber = opened.enter_context(
+        Subscriber(chain.store, folder, threads=workers.threads, report=report, trust=chain.signing.trust)
+    )
     mirror = sync_to(subscriber, version)
     subscriber.fold()
     assert mirror.weights is not None, "a mirror at a version holds weights"

@@ -9,7 +9,7 @@ from weightcast.channel.chain import Chain
 from weightcast.channel.edge import Edge
 from weightcast.channel.keys import manifest_key
 from weightcast.channel.records import Manifest, ObjectRef
-from weightcast.errors import FormatError, StoreError, UnreachableError
+from weightcast.errors import FormatError, StoreError, TrustError, UnreachableError
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def check_anchor(
         anchor = chain.anchor(edge.record, manifest)
     except UnreachableError:
         raise
-    except (FormatError, StoreError) as error:
+    except (FormatError, StoreError, TrustError) as error:
         yield Finding(edge.record, error.problem)
         return
     yield from _check_objects(anchor.files, sizes, edge.record)

@@ -51,6 +51,7 @@ def squash(
     """Cut every squash that is due; yield each once it is in the bucket. ``scratch`` keeps the weights."""
     with space_errors(scratch.absolute().parent):
         scratch.mkdir(exist_ok=True)
+    chain.refuse_without_signer()
     planned = due(chain, levels)
     for level in levels:
         wanted = [(base, result) for base, result in planned if result - base == level]
@@ -59,7 +60,13 @@ def squash(
         with ExitStack() as opened:
             before, after = (
                 opened.enter_context(
-                    Subscriber(chain.store, scratch / f"{level}-{name}", threads=workers.threads, fold=False)
+                    Subscriber(
+                        chain.store,
+                        scratch / f"{level}-{name}",
+                        threads=workers.threads,
+                        fold=False,
+                        trust=chain.signing.trust,
+                    )
                 )
                 for name in ("base", "result")
             )

@@ -14,7 +14,7 @@ from weightcast.channel.pins import pins
 from weightcast.channel.records import Manifest
 from weightcast.channel.retention import Inventory, Kept
 from weightcast.channel.tags import tags
-from weightcast.errors import ChannelError, FormatError, MissingError
+from weightcast.errors import ChannelError, FormatError, MissingError, TrustError
 from weightcast.store.base import Listed
 from weightcast.store.probe import PROBES
 from weightcast.upkeep.findings import Finding, check_anchor, check_manifest
@@ -116,8 +116,10 @@ def take_stock(chain: Chain, now: float) -> Stock:
         stock.add_edge(edge, objects)
     for listed in chain.store.list(SQUASHES):
         cut = edge_from_key(listed.key, listed.size)
-        if cut is not None:
+        if cut is not None and chain.accepts(cut):
             stock.add_edge(cut, [listed])
+        elif cut is not None:
+            stock.add_orphans([listed])
     for edge, files in chain.anchor_folders():
         sizes = {listed.key: listed.size for listed in files}
         problems = list(check_anchor(chain, edge, sizes)) if edge.record in sizes else []
@@ -143,7 +145,7 @@ def _committed(chain: Chain, versions: Iterable[int]) -> tuple[dict[int, Manifes
             return chain.manifest(version)
         except MissingError:
             return None
-        except FormatError as error:
+        except (FormatError, TrustError) as error:
             return Finding(manifest_key(version), error.problem)
 
     with ThreadPoolExecutor(_READERS) as pool:

@@ -34,6 +34,7 @@ from weightcast.errors import (
     FormatError,
     SpaceError,
     StoreError,
+    TrustError,
     UnreachableError,
     WeightcastError,
 )
@@ -62,7 +63,9 @@ def verify(chain: Chain) -> Iterator[Finding]:
         yield from check_anchor(chain, edge, sizes, manifests.get(edge.result))
     yield from _check_copies(chain, sizes)
     for edge in chain.squash_edges(0):
-        if not leads_to_commit(edge, manifests.get(edge.result)):
+        if not chain.accepts(edge):
+            yield Finding(edge.key, "it is not signed by a cutter's key")
+        elif not leads_to_commit(edge, manifests.get(edge.result)):
             digest = manifests[edge.result].position.digest
             yield Finding(edge.key, f"it leads to {edge.digest}, version {edge.result} is {digest[:16]}")
     yield from _check_tags(chain, manifests)
@@ -80,7 +83,7 @@ def _manifests(chain: Chain) -> tuple[dict[int, Manifest], list[Finding]]:
         try:
             found[version] = chain.manifest(version)
             unanswered = 0
-        except (FormatError, ChannelError, StoreError) as error:
+        except (FormatError, ChannelError, StoreError, TrustError) as error:
             unanswered = unanswered + 1 if isinstance(error, UnreachableError) else 0
             if unanswered >= _PATIENCE:
                 raise
@@ -138,7 +141,7 @@ def changed_companions(chain: Chain) -> Iterator[str]:
             anchor = chain.anchor(edge.record)
             if not leads_to_commit(edge, chain.manifest(edge.result)):
                 continue  # of a writer that lost a race
-        except (FormatError, ChannelError, StoreError):
+        except (FormatError, ChannelError, StoreError, TrustError):
             continue  # reported as a finding
         if before is not None:
             yield from _differences(before, anchor)
@@ -271,7 +274,7 @@ class _Walk:
                 self.unanswered += 1
                 if self.unanswered >= _PATIENCE:
                     raise
-            except (StoreError, FormatError, ChannelError):
+            except (StoreError, FormatError, ChannelError, TrustError):
                 pass  # the same request is made again when the object is tried, and its error reported
         forget_downloads(self.mirror)
 

@@ -30,13 +30,15 @@ class _WhenImported(MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run(module)
-            _slow_down(module.LiveParameters, module.Scatter)
+            from weightcast.engine.prepared import Scatter, Whole
+
+            _slow_down(module.LiveParameters, Scatter, Whole)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def _slow_down(live: Any, scatter: Any) -> None:
+def _slow_down(live: Any, *writes: Any) -> None:
     switch = Path(os.environ[SLOW])
 
     def slowly(write: Any) -> Any:
@@ -48,7 +50,9 @@ def _slow_down(live: Any, scatter: Any) -> None:
 
         return written
 
-    scatter.apply, live.write = slowly(scatter.apply), slowly(live.write)
+    live.write = slowly(live.write)
+    for one in writes:
+        one.apply = slowly(one.apply)
 
 
 class Flipping:

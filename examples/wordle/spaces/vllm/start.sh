@@ -17,10 +17,10 @@ engine=http://127.0.0.1:$INNER
 key=()
 if [[ -n ${API_KEY:-} ]]; then key=(--api-key "$API_KEY"); fi
 # shellcheck disable=SC2086 # several arguments
-VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model "$MODEL" --host 127.0.0.1 --port "$INNER" \
+python -m vllm.entrypoints.openai.api_server --model "$MODEL" --host 127.0.0.1 --port "$INNER" \
     --served-model-name wordle "$MODEL" \
     --weight-transfer-config '{"backend": "weightcast"}' \
-    --middleware weightcast.engine.vllm.middleware.WeightVersions "${key[@]}" ${VLLM_ARGS:-} &
+    --middleware weightcast_vllm.Middleware "${key[@]}" ${VLLM_ARGS:-} &
 until curl --silent --fail --output /dev/null "$engine/health"; do
     kill -0 $! || exit 1
     sleep 1

@@ -25,6 +25,7 @@ from weightcast.engine.layout import Layout
 from weightcast.engine.learn import learn
 from weightcast.engine.packing import packing_of, probed, repacked
 from weightcast.engine.vllm.compatibility import keep_plain_weights, refuse_other_vllm
+from weightcast.engine.vllm.derived import derived_in_vllm
 from weightcast.engine.worker import EngineWorker
 from weightcast.errors import UsageError
 from weightcast.format.spec import TensorTable
@@ -37,8 +38,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    message: str
-    """An encoded `weightcast.engine.messages.ApplyUpdate`."""
+    """Nothing comes by vLLM's own route: agents use the control server."""
 
 
 class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -54,34 +54,45 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         if device.type == "cpu":
             keep_plain_weights(model, vllm_config)
+        self._derived = derived_in_vllm(model, vllm_config)
+        if self._derived.unsupported is not None:
+            hint = "vLLM itself does not compute it again when it reloads weights."
+            raise UsageError(f"this model cannot be updated while it runs: {self._derived.unsupported}", hint=hint)
         parallel = self.parallel_config
         folder, rank, world = self.model_config.model, parallel.rank, parallel.world_size
-        self.worker = EngineWorker(model, self._learn, self._reload, folder, rank, world, self._cannot_reload)
+        self.worker = EngineWorker(
+            model,
+            self._learn,
+            self._reload,
+            folder,
+            rank,
+            world,
+            self._cannot_reload,
+            written=self._derived.derive_again,
+            moved=() if self.device.type == "cpu" else self._derived.moved,  # there the packing itself is learned
+        )
         WorkerBase.weightcast = _answer
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """There is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """There is nothing to prepare."""
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":  # on a CPU there is no accelerator to ask
-            torch.accelerator.synchronize()
+        raise UsageError("weightcast updates weights by its own control server", hint="Run `weightcast attach`.")
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        self.worker.apply(update_info.message)
+        self.start_weight_update()
 
     def finish_weight_update(self) -> None:
-        """An update has written everything when it returns."""
+        """There is no update of this kind."""
 
     def shutdown(self) -> None:
         self.worker.close()
 
     def _learn(self, table: TensorTable) -> Layout:
         layout = learn(self.model, self.model.load_weights, table)
-        return layout if self.device.type != "cpu" else with_packed_experts(layout, self.model)
+        if self.device.type == "cpu":
+            layout = with_packed_experts(layout, self.model)
+        return layout.without(self._derived.reload, self._derived.made)
 
     def _cannot_reload(self) -> str | None:
         packed = self.device.type == "cpu" and any(True for _ in packed_experts(self.model))
@@ -95,6 +106,10 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             finalize_layerwise_reload(self.model, self.model_config)
 
 
+_WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")
+"""Methods of speculative decoding that have no weights of their own."""
+
+
 def refuse_unseen(config: Any) -> None:
     """`UsageError` for options with which vLLM holds or changes parameters that the backend does not see."""
     parallel = config.parallel_config
@@ -105,14 +120,19 @@ def refuse_unseen(config: Any) -> None:
     if parallel.enable_eplb:
         hint = "Start vLLM without --enable-eplb: it moves experts to other places while the engine runs."
         raise UsageError("the weightcast backend does not work with expert load balancing", hint=hint)
-    if config.model_config.enable_sleep_mode:
-        raise UsageError("the weightcast backend does not work with sleep mode", hint="Start vLLM without it.")
+    speculative = config.speculative_config
+    if speculative is not None and speculative.method not in _WITHOUT_WEIGHTS:
+        hint = "Leave --speculative-config out, or use its method ngram, which has no weights."
+        raise UsageError(f"the weightcast backend does not update the drafts of {speculative.method}", hint=hint)
+    if config.model_config.enable_sleep_mode or config.model_config.enable_cumem_allocator:
+        hint = "Start vLLM without --enable-sleep-mode and --enable-cumem-allocator: either lets it drop weights."
+        raise UsageError("the weightcast backend does not work with sleep mode", hint=hint)
 
 
 def _answer(self: Any, request: str) -> dict[str, str]:
     """The method of vLLM's worker that `collective_rpc("weightcast", …)` calls; vLLM does not return plain text."""
-    for name in ("reload_weights", "reset_weights"):
-        if name not in vars(self):
+    for name in ("reload_weights", "reset_weights"):  # the second came with vLLM 0.32
+        if hasattr(self, name) and name not in vars(self):
             setattr(self, name, _forgetting(self, getattr(self, name)))
     return {"json": self.weight_transfer_engine.worker.answer(request)}
 

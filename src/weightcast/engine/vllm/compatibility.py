@@ -17,7 +17,7 @@ from weightcast.errors import UsageError
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.torch.coordinates import DTYPES
 
-WORKS_WITH = ("0.32",)
+WORKS_WITH = ("0.31", "0.32")
 
 
 def refuse_other_vllm(version: str) -> None:

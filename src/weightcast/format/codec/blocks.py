@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from weightcast.format.codec.coded import Blocks, Coded, Prepared, other_base
 from weightcast.format.codec.ranks import Ranks, band_cost, set_ranks
 from weightcast.format.kernels import reader, writer
 from weightcast.format.kernels.bands import BLOCK
-from weightcast.format.kernels.tasks import MANY, OTHER_BASE, TASK, place_bytes
+from weightcast.format.kernels.tasks import MANY, OTHER_BASE, RAW, TASK, place_bytes
 from weightcast.format.patch import TensorPatch, patch_of
 from weightcast.format.spec import TensorSpec
 from weightcast.format.table import Row
@@ -132,15 +133,41 @@ def _block_sizes(tensors: int, tasks: Records) -> list[tuple[tuple[int, int], ..
 
 def decode(jobs: Sequence[tuple[Coded, Bits | None]], workers: Workers) -> list[TensorPatch]:
     """Read the blocks against the old tensors; blocks of one band read them only where they changed."""
-    rows = [coded.row for coded, _ in jobs]
-    for row, (_, old) in zip(rows, jobs, strict=True):
-        if old is None or old.size != row.spec.elements:
+    windows = []
+    for coded, old in jobs:
+        if old is None or old.size != coded.row.spec.elements:
             hint = "Pass the weights that the patch was made from as `old`."
             message = "`gap` and `banded` cannot be decoded without the old tensor"
-            raise UsageError(message, tensor=row.spec.name, hint=hint)
+            raise UsageError(message, tensor=coded.row.spec.name, hint=hint)
+        windows.append((coded, Window(0, old)))
+    return decode_in_windows(windows, workers)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Consecutive elements of an old tensor, of which the others are not at hand."""
+
+    first: int
+    bits: Bits
+
+    @property
+    def end(self) -> int:
+        return self.first + self.bits.size
+
+
+def decode_in_windows(jobs: Sequence[tuple[Coded, Window]], workers: Workers) -> list[TensorPatch]:
+    """`decode` for tensors whose blocks are all within a window; `UsageError` if one is not."""
+    rows = [coded.row for coded, _ in jobs]
     specs, streams = [row.spec for row in rows], [coded.streams["blocks"] for coded, _ in jobs]
     tensors, tasks = tensor_records(specs), _tasks_of_rows(rows)
-    tensors["old"] = [address(old) for _, old in jobs]
+    for row, (_, window) in zip(rows, jobs, strict=True):
+        if not _holds(window, row):  # kernels check nothing
+            raise UsageError("a block is outside of the old elements that are there", tensor=row.spec.name)
+    words = [spec.kind.word.itemsize for spec in specs]
+    tensors["old"] = [
+        (address(window.bits) - window.first * word) % (1 << 64)  # where the tensor would begin: kernels add to it
+        for (_, window), word in zip(jobs, words, strict=True)
+    ]
     tensors["stream"], tensors["nbytes"] = [address(stream) for stream in streams], [stream.size for stream in streams]
     with room_for(most_changes(rows)) as rooms:
         run(reader.decode_tasks, workers, tensors, tasks, *rooms)
@@ -152,6 +179,49 @@ def decode(jobs: Sequence[tuple[Coded, Bits | None]], workers: Workers) -> list[
             raise FormatError(problem_of(int(task["count"]), task["end"] - task["begin"], needed), tensor=spec.name)
         found = collect(specs, tensors, tasks, rooms, workers)
     return [patch_of(row.spec, one, row.digest) for row, one in zip(rows, found, strict=True)]
+
+
+def some_blocks(coded: Coded, chosen: npt.NDArray[np.bool_]) -> Coded:
+    """A row with some of its blocks alone; it still counts the changes of all."""
+    if chosen.all():
+        return coded
+    row, begins = coded.row, _begins(coded.row)
+    kept = [block for block, is_kept in zip(row.blocks, chosen, strict=True) if is_kept]
+    stream = coded.streams["blocks"]
+    pieces = [stream[begins[i] : begins[i + 1]] for i in np.flatnonzero(chosen)]
+    return Coded(replace(row, blocks=tuple(kept)), {"blocks": np.concatenate(pieces)})
+
+
+def raw_blocks(coded: Coded, chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[int, Bits]] | None:
+    """The first element and the new bits of blocks that hold their elements as they are, and so need no old ones.
+
+    None if another block is among the chosen ones.
+    """
+    begins, stream = _begins(coded.row), coded.streams["blocks"]
+    which = np.flatnonzero(chosen).tolist()
+    if (stream[begins[which]] != RAW).any():
+        return None
+    return (_raw_block(coded.row.spec, coded.row.blocks[i][0], stream[begins[i] : begins[i + 1]]) for i in which)
+
+
+def _raw_block(spec: TensorSpec, ordinal: int, block: npt.NDArray[np.uint8]) -> tuple[int, Bits]:
+    first = ordinal * BLOCK
+    needed = min(BLOCK, spec.elements - first) * spec.kind.word.itemsize
+    if block.size != 1 + needed:
+        raise FormatError(problem_of(reader.RAW_SIZE, block.size, needed), tensor=spec.name)
+    return first, block[1:].copy().view(spec.kind.word)  # aligned, as elements must be
+
+
+def _begins(row: Row) -> npt.NDArray[np.int64]:
+    """Where the blocks are in their stream, and its end."""
+    return np.cumsum([0, *(size for _, size in row.blocks)])
+
+
+def _holds(window: Window, row: Row) -> bool:
+    if not row.blocks:
+        return True
+    begin, end = row.blocks[0][0] * BLOCK, min((row.blocks[-1][0] + 1) * BLOCK, row.spec.elements)
+    return window.first <= begin and end <= window.end and window.bits.dtype == row.spec.kind.word
 
 
 def most_changes(rows: Sequence[Row]) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightcast.errors import UsageError
+from weightcast.format.boxes import Box
 from weightcast.format.codec.ranks import Ranks
 from weightcast.format.patch import TensorPatch
 from weightcast.format.table import Row
@@ -41,6 +42,15 @@ def other_base(tensor: str) -> UsageError:
     """What is raised if the weights that were given as the base of a patch are others."""
     hint = "It may have been updated in place. Pass the weights as they were before the change."
     return UsageError("`old` is not the base of this patch", tensor=tensor, hint=hint)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A change that is coded in boxes of its tensor: each box in which something changed, with its old bits or what was
+    prepared from them. The boxes are in order of their offsets.
+    """
+
+    boxes: tuple[tuple[Box, Bits | Prepared | None], ...]
 
 
 BlockDecoder = Callable[[Sequence[Coded]], list[TensorPatch]]

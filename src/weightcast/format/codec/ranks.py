@@ -52,8 +52,11 @@ class Ranks:
 @cache
 def band_cost() -> npt.NDArray[np.int64]:
     """n · log2(n) in `COST_SCALE`. Estimates from a sample can add up to twice a block."""
-    n = np.arange(1, 2 * BLOCK + 64, dtype=np.float64)
-    return np.concatenate([[0], np.rint(n * np.log2(n) * COST_SCALE)]).astype(np.int64)
+    costs = np.zeros(2 * BLOCK + 64, np.int64)
+    for part in np.array_split(np.arange(1, costs.size), 32):  # so that it takes little more memory than it has
+        n = part.astype(np.float64)
+        costs[part] = np.rint(n * np.log2(n) * COST_SCALE)
+    return costs
 
 
 def rank_tensors(

@@ -28,7 +28,9 @@ from weightcast.torch.kernels.blocks import (
 )
 from weightcast.torch.kernels.decoding import GpuDecoded, decode_blocks
 from weightcast.torch.kernels.device import Arriving, DeviceKernels, DeviceRanks
+from weightcast.torch.kernels.parts import DeviceChanges
 from weightcast.torch.kernels.triton import SUB, TILE, launch
+from weightcast.torch.strided import Strided
 
 _NARROW = {None: 0, "BF16": 1, "F16": 2}
 
@@ -109,14 +111,20 @@ class GpuKernels(DeviceKernels[GpuFlips]):
         )  # fmt: skip
         ends = running_sums(counts)
         bounds: list[int] = ends[cut.first_tile].tolist()  # waits
-        wide = max(batch.sizes, default=0) > 1 << 31
-        indices = torch.empty(bounds[-1], dtype=torch.int64 if wide else torch.int32, device=batch.device)
+        indices = torch.empty(bounds[-1], dtype=_index(batch), device=batch.device)
         was = torch.empty(bounds[-1], dtype=batch.word, device=batch.device)
         launch(
             kernels.extract, cut.tiles, before.table, cut.tile_tensor, cut.tile_ordinal, marks, ends[1:], counts,
             indices, was, TILE=TILE, WIDTH=batch.kind.width, num_warps=1,
         )  # fmt: skip
         return GpuFlips(bounds, indices, was, counts, ends)
+
+    def _flips(self, batch: Batch, bounds: list[int], indices: torch.Tensor, was: torch.Tensor) -> GpuFlips:
+        cut = self._cut(batch)
+        sizes = torch.tensor(bounds, device=batch.device).diff()
+        tiles = cut.first_tile[:-1].repeat_interleave(sizes, output_size=bounds[-1]) + indices // TILE
+        counts = torch.bincount(tiles, minlength=cut.tiles).to(torch.int32)
+        return GpuFlips(bounds, indices.to(_index(batch)), was, counts, running_sums(counts))
 
     def _put(self, copied: Copied, flips: GpuFlips, values: torch.Tensor) -> None:
         cut = self._cut(copied.batch)
@@ -177,6 +185,10 @@ class GpuKernels(DeviceKernels[GpuFlips]):
         """Decode blocks against the batch as it is now: one entry for each of its tensors; see `decode_blocks`."""
         return decode_blocks(batch, self._cut(batch), self._sources(batch), blocks, most)
 
+    def stage(self, batch: Batch, decoded: GpuDecoded, targets: Sequence[Strided]) -> DeviceChanges:
+        """What was decoded, ready to be written: the batch's tensors are boxes of others, at one target each."""
+        return DeviceChanges(batch, self._cut(batch), decoded, targets)
+
     def digests(self, batch: Batch) -> torch.Tensor:
         cut, source = self._cut(batch), self._sources(batch)
         sums = torch.empty(cut.tiles, dtype=torch.int64, device=batch.device)
@@ -220,6 +232,11 @@ class GpuKernels(DeviceKernels[GpuFlips]):
     def _widths(self, batch: Batch) -> dict[str, Any]:
         bits = 32 if batch.narrow else batch.kind.width
         return {"BITS": bits, "WIDTH": batch.kind.width, "NARROW": _NARROW[batch.narrow]}
+
+
+def _index(batch: Batch) -> torch.dtype:
+    """Of flat indices in the tensors of a batch."""
+    return torch.int64 if max(batch.sizes, default=0) > 1 << 31 else torch.int32
 
 
 @cache

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 import torch
 
-from weightcast.format.codec import CodecName
+from weightcast.format.coding import Coding
 from weightcast.format.digest import MODULUS, tensor_digest
 from weightcast.format.kernels import cpu
 from weightcast.format.scan import Change, ranked
@@ -47,11 +47,11 @@ class HostDelivered:
     """Implements `Delivered`. Ranks are computed when the changes are read, or when the old copy is needed again."""
 
     def __init__(
-        self, found: list[Change], old: Copied, ranked: bool, is_shadow: bool, ledger: Ledger | None, workers: Workers
+        self, found: list[Change], old: Copied, coding: Coding, is_shadow: bool, ledger: Ledger | None, workers: Workers
     ):
         gains = np.array([one.gain for one in found], np.uint64)
         self.gains = lambda: gains
-        self._found, self._ranked, self._is_shadow, self._workers = found, ranked, is_shadow, workers
+        self._found, self._coding, self._is_shadow, self._workers = found, coding, is_shadow, workers
         self._ledger = ledger
         self._edited: dict[int, tuple[Bits, int]] = {}
         self._old: Copied | None = old
@@ -77,7 +77,7 @@ class HostDelivered:
             tensors = _bits_in(old)
             if self._ledger is not None:
                 self._check(self._ledger, tensors)
-            if self._ranked:
+            if self._coding.is_banded:
                 self._found = self._rank(tensors)
             if self._is_shadow:
                 for bits, one in zip(tensors, self._found, strict=True):
@@ -108,7 +108,7 @@ class HostDelivered:
 
     def _rank(self, tensors: list[Bits]) -> list[Change]:
         changed = [i for i, one in enumerate(self._found) if one.indices.size]
-        found = ranked([self._found[i] for i in changed], [tensors[i] for i in changed], self._workers)
+        found = ranked([self._found[i] for i in changed], [tensors[i] for i in changed], self._coding, self._workers)
         by_tensor = dict(zip(changed, found, strict=True))
         return [by_tensor.get(i, one) for i, one in enumerate(self._found)]
 
@@ -187,7 +187,7 @@ class HostKernels(Kernels[Flips]):
             cpu.scatter(bits, one.indices, one.was)
 
     def deliver(
-        self, batch: Batch, flips: Flips, codec: CodecName, shadow: Copied | None, ledger: Ledger | None = None
+        self, batch: Batch, flips: Flips, coding: Coding, shadow: Copied | None, ledger: Ledger | None = None
     ) -> HostDelivered:
         # With a shadow, flips were found right before; without one, steps may have followed.
         found = flips.found if shadow is not None else self._as_now(batch, flips)
@@ -195,7 +195,7 @@ class HostKernels(Kernels[Flips]):
             Change(spec, one.indices, one.was, one.now, one.gain) for spec, one in zip(batch.specs, found, strict=True)
         ]
         old = flips.old if shadow is None else shadow
-        delivered = HostDelivered(changes, old, codec == "banded", shadow is not None, ledger, self._workers)
+        delivered = HostDelivered(changes, old, coding, shadow is not None, ledger, self._workers)
         if shadow is not None:
             self._unfinished[shadow] = delivered
         return delivered

@@ -34,6 +34,9 @@ class PlainKernels(DeviceKernels[DeviceFlips]):
         was = [before[at] for before, at in zip(olds, indices, strict=True)]
         return DeviceFlips([0, *accumulate(at.numel() for at in indices)], torch.cat(indices), torch.cat(was))
 
+    def _flips(self, batch: Batch, bounds: list[int], indices: torch.Tensor, was: torch.Tensor) -> DeviceFlips:
+        return DeviceFlips(bounds, indices, was)
+
     def _put(self, copied: Copied, flips: DeviceFlips, values: torch.Tensor) -> None:
         for i, target in enumerate(copied.words()):
             mine = _slice(flips, i)

@@ -183,8 +183,14 @@ def _mix_bits(bits):
 
 
 @triton.jit
+def mix(at, bits):
+    """What an element adds to the digest (SPEC 4)."""
+    return mix64(_mix_place(at) ^ _mix_bits(bits))
+
+
+@triton.jit
 def digest_gain(at, before, after):
-    """What changes add to the digest (SPEC 4)."""
+    """What changes add to the digest."""
     place = _mix_place(at)
     return mix64(place ^ _mix_bits(after)) - mix64(place ^ _mix_bits(before))
 
@@ -221,7 +227,7 @@ def digest(source, sizes, tile_tensor, tile_ordinal, sums, TILE: tl.constexpr, B
     size = tl.load(sizes + tensor)
     at = first + tl.arange(0, TILE)
     bits = _wire(load_tile(address(source, tensor, BITS, ALIGNED), first, tl.arange(0, TILE), size, TILE), NARROW)
-    mixed = mix64(_mix_place(at) ^ _mix_bits(bits))
+    mixed = mix(at, bits)
     tl.store(sums + tile, tl.sum(tl.where(at < size, mixed, tl.zeros_like(mixed)), 0).to(tl.int64, bitcast=True))
 
 

@@ -1,0 +1,1 @@
+"""What happened to a version, phase by phase, and where that is sent."""

@@ -1,0 +1,1 @@
+"""Other systems' folders of weights, brought into a channel and written from one."""
