@@ -104,7 +104,7 @@ def play(
         for name, path in (places or {}).items():
             words = [word.replace(name, str(path)) for word in words]
         act = next((act for begin, act in (instead or {}).items() if command.text.startswith(begin)), None)
-        done = Done(0, act(words), "") if act else _done(words, command.shown)
+        done = Done(0, act(words), "") if act else _done(words, command)
         assert done.code in codes, f"{command.text}\n{done.out}{done.err}"
         printed = done.out
         for name, path in (places or {}).items():
@@ -118,7 +118,7 @@ def nothing(words: list[str]) -> str:
     return ""
 
 
-def _done(words: list[str], shown: str | None) -> Done:
+def _done(words: list[str], command: Command) -> Done:
     """Run a command; what it prints and complains of is one text, as on a terminal."""
     if words[0] == "weightcast" and not any(word in _GOES_ON for word in words):
         result = CliRunner().invoke(app, words[1:])  # most of a process of its own is starting Python
@@ -126,10 +126,10 @@ def _done(words: list[str], shown: str | None) -> Done:
         return Done(result.exit_code, result.output, "")
     beside = str(Path(sys.executable).parent)
     environment = os.environ | {"PATH": f"{beside}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = [*COMMAND, *words[1:]] if words[0] == "weightcast" else words
     if words[0] == "weightcast":
-        return _stopped(command, environment, max(1, (shown or "").count("\n") - 1))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return _stopped([*COMMAND, *words[1:]], environment, max(1, (command.shown or "").count("\n") - 1))
+    line = ["bash", "-c", command.text]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
     return Done(done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr, "")
 
 
