@@ -99,6 +99,7 @@ def play(
     that are not run as they are, with what is done in their place: it gets the words and returns what is printed.
     A command that goes on (`--follow`) is stopped when it has printed the page's lines but one, or its first line.
     """
+    assert page.commands, "there are no commands here"
     for command in page.commands:
         words = command.words
         for name, path in (places or {}).items():
