@@ -6,7 +6,6 @@ import ast
 import doctest
 import inspect
 import json
-import re
 import subprocess
 import sys
 import typing
@@ -17,12 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codec_sizes import SHIPPED, bench_codecs
 
 import weightcast as wc
 
 SOURCE = Path(wc.__file__).parent
-README = (Path(__file__).parents[1] / "README.md").read_text()
 
 PACKAGES = [
     "errors",
@@ -171,18 +168,6 @@ def types_in(hint: Any) -> Iterator[type]:
         yield hint
     for inner in typing.get_args(hint):
         yield from types_in(inner)
-
-
-def test_readme_says_what_the_benchmark_measures() -> None:
-    """Sizes do not depend on the machine, but for a few bytes of zlib."""
-    rows = dict(re.findall(r"^\| \**weightcast `(\w+)`\** \| (.*) \|$", README, re.MULTILINE))
-    folders = sorted(path for path in SHIPPED.iterdir() if path.is_dir())
-    for column, folder in enumerate(folders):
-        result = bench_codecs(folder, (1,))
-        for codec, measured in result["codecs"].items():
-            stated = float(rows[codec].split(" | ")[column].strip("*"))
-            assert measured["bits_per_change"] == pytest.approx(stated, abs=0.05)
-            assert measured["bit_exact"]
 
 
 def test_core_imports_neither_torch_nor_any_extra() -> None:

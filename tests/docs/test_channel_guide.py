@@ -35,9 +35,9 @@ def world(here: Path) -> World:
 
 def test_channel_begins_from_a_folder_or_from_the_hub(here: Path) -> None:
     pytest.importorskip("huggingface_hub")
+    from cases import write_folder
     from cli_world import model
     from hub import OWNER, found
-    from cases import write_folder
 
     write_folder(here / "checkpoint", model())
     with found(here.parent / "hub") as hub:

@@ -128,4 +128,5 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skipped: list[str] = []
     without = dict.fromkeys(("weightcast attach", "pip install"), lambda words: skipped.append(words[0]) or "")
     play(PAGE, places={"s3://bucket/run-42": world.url}, instead=without)
-    assert {json.loads(line)["role"] for line in Path("events.jsonl").read_text().splitlines()} == {"trainer", "mirror"}
+    roles = {json.loads(line)["role"] for line in Path("events.jsonl").read_text().splitlines()}
+    assert roles == {"trainer", "replica", "mirror"}

@@ -97,7 +97,7 @@ def play(
 
     ``places`` are addresses of the page, with what stands for them here. ``instead`` has the beginnings of commands
     that are not run as they are, with what is done in their place: it gets the words and returns what is printed.
-    A command that goes on (`--follow`) is stopped when it has printed the page's lines but one, or its first line.
+    A command that goes on (`--follow`) is stopped when it has printed the page's lines but one, or names a version.
     """
     assert page.commands, "there are no commands here"
     for command in page.commands:
@@ -128,18 +128,22 @@ def _done(words: list[str], command: Command) -> Done:
     beside = str(Path(sys.executable).parent)
     environment = os.environ | {"PATH": f"{beside}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     if words[0] == "weightcast":
-        return _stopped([*COMMAND, *words[1:]], environment, max(1, (command.shown or "").count("\n") - 1))
+        return _stopped([*COMMAND, *words[1:]], environment, command.shown)
     line = ["bash", "-c", command.text]
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
     return Done(done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr, "")
 
 
-def _stopped(command: list[str], environment: Mapping[str, str], lines: int) -> Done:
-    """Stop a command that goes on when it has printed so many lines: done, if it ends as on Ctrl-C."""
+def _stopped(command: list[str], environment: Mapping[str, str], shown: str | None) -> Done:
+    """Stop a command that goes on; done, if it then ends as on Ctrl-C."""
     pipe, merged = subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(command, env=environment, stdout=pipe, stderr=merged, text=True) as child:
         assert child.stdout is not None
-        begun = "".join(child.stdout.readline() for _ in range(lines))
+        begun = ""
+        for line in child.stdout:
+            begun += line
+            if re.search(r"version \d", line) if shown is None else begun.count("\n") >= shown.count("\n") - 1:
+                break
         child.send_signal(signal.SIGINT)
         rest, _ = child.communicate(timeout=60)
     return Done(0 if child.returncode in (0, 128 + signal.SIGINT) else child.returncode, begun + rest, "")
