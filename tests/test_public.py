@@ -6,7 +6,6 @@ import ast
 import doctest
 import inspect
 import json
-import re
 import subprocess
 import sys
 import typing
@@ -17,12 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codec_sizes import SHIPPED, bench_codecs
 
 import weightcast as wc
 
 SOURCE = Path(wc.__file__).parent
-README = (Path(__file__).parents[1] / "README.md").read_text()
 
 PACKAGES = [
     "errors",
@@ -171,92 +168,6 @@ def types_in(hint: Any) -> Iterator[type]:
         yield hint
     for inner in typing.get_args(hint):
         yield from types_in(inner)
-
-
-def examples_in(text: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-def test_example_with_arrays_in_the_readme_runs(tmp_path: Path) -> None:
-    _, example = examples_in(README)
-    arrays, mine = ({"w": np.zeros(1000, np.float32)} for _ in range(2))
-
-    def train(target: wc.Arrays) -> None:
-        target.read("w")[7] = 1
-
-    exec(example, {"url": str(tmp_path), "arrays": arrays, "mine": mine, "train": train})
-    assert np.array_equal(mine["w"], arrays["w"])
-    assert mine["w"].any()
-
-
-def test_examples_with_torch_run(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    guide = (SOURCE.parents[1] / "docs/guides/training.md").read_text()
-    in_readme, (in_guide, _, streaming, receiving) = examples_in(README)[0], examples_in(guide)
-    for i, example in enumerate((in_readme, in_guide)):
-        model = torch.nn.Linear(4, 4)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-        def compute_loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
-            return model(batch).square().sum()
-
-        def train(model: torch.nn.Module, batch: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
-            model(batch).square().sum().backward()
-            optimizer.step()
-
-        there = {"url": str(tmp_path / str(i)), "model": model, "optimizer": optimizer, "data": torch.randn(3, 2, 4)}
-        exec(example, there | {"compute_loss": compute_loss, "train": train})
-        train(model, there["data"][0])
-        exec(streaming, there | {"wc": wc})
-        follower = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
-
-        def stop(position: wc.Position) -> None:
-            raise InterruptedError
-
-        with pytest.raises(InterruptedError):  # else it would follow for ever
-            exec(receiving, there | {"model": follower, "print": stop})
-        assert torch.equal(follower.weight, model.weight.to(torch.bfloat16))
-
-
-def test_examples_with_adapters_run(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("peft")
-    from adapters import adam, adapted, assert_same, save_adapter, save_merged, step
-    from families import built
-
-    publishing, loading, merging = examples_in((SOURCE.parents[1] / "docs/guides/lora.md").read_text())
-    model = adapted()
-    optimizer, seeds = adam(model), iter(range(100))
-    there = {
-        "url": str(tmp_path / "adapter"),
-        "folder": tmp_path / "mirror",
-        "peft_model": model,
-        "optimizer": optimizer,
-        "data": range(3),
-        "train": lambda model, batch: step(model, optimizer, next(seeds)),
-    }
-    exec(publishing, there)
-    exec(loading, loaded := there | {"base_model": built("qwen3")})
-    assert_same(tmp_path / "mirror", save_adapter(model, tmp_path / "saved"))
-    ours, theirs = model.state_dict(), loaded["peft_model"].state_dict()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    exec(merging, there | {"url": str(tmp_path / "merged")})
-    with wc.Subscriber(str(tmp_path / "merged"), tmp_path / "whole") as subscriber:
-        subscriber.sync()
-        subscriber.fold()
-    assert_same(tmp_path / "whole", save_merged(model, tmp_path / "merged-saved"))
-
-
-def test_readme_says_what_the_benchmark_measures() -> None:
-    """Sizes do not depend on the machine, but for a few bytes of zlib."""
-    rows = dict(re.findall(r"^\| \**weightcast `(\w+)`\** \| (.*) \|$", README, re.MULTILINE))
-    folders = sorted(path for path in SHIPPED.iterdir() if path.is_dir())
-    for column, folder in enumerate(folders):
-        result = bench_codecs(folder, (1,))
-        for codec, measured in result["codecs"].items():
-            stated = float(rows[codec].split(" | ")[column].strip("*"))
-            assert measured["bits_per_change"] == pytest.approx(stated, abs=0.05)
-            assert measured["bit_exact"]
 
 
 def test_core_imports_neither_torch_nor_any_extra() -> None:

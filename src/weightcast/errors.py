@@ -21,6 +21,7 @@
     ├── TrustError          what the trusted key does not vouch for, or less than was seen before
     ├── EngineError         a call to an inference engine failed
     │   ├── EngineGoneError     it does not answer: not started yet, or dead
+    │   ├── EngineBusyError     another agent owns it
     │   └── MisfitError     the channel is of another model than the engine's; a retry does not help
     ├── PeerError           another rank of a sharded training failed, or did not come
     └── SpaceError          the disk is full
@@ -41,6 +42,7 @@ __all__ = [
     "ChannelError",
     "CheckpointError",
     "ConflictError",
+    "EngineBusyError",
     "EngineError",
     "EngineGoneError",
     "FormatError",

@@ -1,22 +1,19 @@
-"""docs/guides/regions.md: its commands run, and print what it says, but for sizes and times."""
+"""docs/guides/regions.md: its commands and examples run, and its table is what the script computes."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_world import World, ended, make_world, run
-from commands import COMMAND
+from cli_world import World, make_world, run
+from guides import ROOT, Page, play
 
 import weightcast as wc
 
-ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs/guides/regions.md").read_text()
-TERM = 15
+PAGE = Page.of("regions.md")
 
 
 @pytest.fixture(scope="module")
@@ -24,44 +21,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-def sessions() -> list[tuple[list[str], str]]:
-    """Commands of the guide in their order, and what each prints."""
-    found = []
-    for block in re.findall(r"```console\n(.*?)```", GUIDE, re.DOTALL):
-        for command, output in re.findall(r"^\$ weightcast (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
-            found.append((command.split(), output))
-    return found
+def test_commands_print_what_the_page_shows(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    regions = {"s3://us/run-42": world.url, "s3://eu/run-42": tmp_path / "eu", "s3://ap/run-42": tmp_path / "ap"}
+    play(PAGE, places=regions)
 
 
-def shape(text: str) -> str:
-    """Without sizes and times, which differ from run to run."""
-    text = re.sub(r"\d+:\d+:\d+", "TIME", text)
-    text = re.sub(r"\d[\d.,]* (s|min|kB|B|MB)\b", r"N \1", text)
-    return re.sub(r" +", " ", text)
-
-
-def test_commands_of_the_guide_print_what_it_says(world: World, tmp_path: Path) -> None:
-    regions = {"s3://us/run-42": str(world.url), "s3://eu/run-42": str(tmp_path / "eu")}
-    regions |= {"s3://ap/run-42": str(tmp_path / "ap"), "replica": str(tmp_path / "replica")}
-    commands = sessions()
-    assert len(commands) == 4
-    for command, output in commands:
-        words = [regions.get(word, word) for word in command]
-        if "--follow" in words:
-            pipe = subprocess.PIPE
-            with subprocess.Popen([*COMMAND, *words], stdout=pipe, stderr=pipe, text=True) as child:
-                assert child.stdout is not None
-                begun = child.stdout.readline() + child.stdout.readline()
-                printed = begun + ended(child, TERM).out
-        else:
-            printed = run(*words).out
-        for name, path in regions.items():
-            printed = printed.replace(path, name)
-        assert shape(printed) == shape(output)
-
-
-def test_examples_of_the_guide_run(world: World, tmp_path: Path) -> None:
-    reading, choosing = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+def test_examples_run(world: World, tmp_path: Path) -> None:
+    reading, choosing = PAGE.python
     assert run("copy", world.url, tmp_path / "copy").code == 0
     there = {"wc": wc, "home": world.url, "copy": tmp_path / "copy", "folder": tmp_path / "replica"}
     exec(reading, there)
@@ -72,8 +39,7 @@ def test_examples_of_the_guide_run(world: World, tmp_path: Path) -> None:
     assert said == [None], "nothing has changed: the head is version 0, an anchor"
 
 
-def test_break_even_in_the_guide_is_what_the_script_prints() -> None:
+def test_break_even_is_what_the_script_prints() -> None:
     script = ROOT / "benchmarks" / "break_even.py"
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    table = printed[printed.index("| |") :]
-    assert table in GUIDE
+    assert printed[printed.index("| |") :] in PAGE.text

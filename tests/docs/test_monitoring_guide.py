@@ -13,19 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from channels import LiveChannel, train  # noqa: E402
+from cli_world import make_world  # noqa: E402
+from guides import ROOT, Page, play  # noqa: E402
 
 import weightcast as wc  # noqa: E402
 from weightcast.events.event import PHASES, ROLES  # noqa: E402
 
-GUIDE = (Path(__file__).parents[2] / "docs/guides/monitoring.md").read_text()
-TELLING, READING, COUNTING, TRACING = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-
-
-def table_of(first: str) -> list[list[str]]:
-    """The rows of the table whose first column has that head."""
-    found = re.search(rf"^\| {first} \|.*\n\|[-|]+\n((?:\|.*\n)+)", GUIDE, re.MULTILINE)
-    assert found is not None
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in found[1].splitlines()]
+PAGE = Page.of("monitoring.md")
+TELLING, READING, COUNTING, TRACING = PAGE.python
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ def test_events_of_a_training_loop_are_told_and_written(known: dict[str, Any], c
 def test_line_in_the_guide_has_the_fields_that_lines_have(known: dict[str, Any]) -> None:
     exec(TELLING, known | {"print": lambda text: None})
     written = json.loads(Path("events.jsonl").read_text().splitlines()[0])
-    (shown,) = (json.loads(line) for line in re.findall(r"```json\n(.*)\n```", GUIDE))
+    (shown,) = (json.loads(line) for line in PAGE.blocks("json"))
     assert list(shown) == list(written)
     assert shown["format"] == written["format"]
 
@@ -82,7 +77,7 @@ def test_time_between_trainer_and_replica_can_be_read_from_lines(tmp_path: Path,
             subscriber.sync()
     exec(READING, {})
     said = capsys.readouterr().out.splitlines()
-    (shown,) = (text for text in re.findall(r"```\n(trainer detect.*?)\n```", GUIDE, re.DOTALL))
+    (shown,) = (text for text in PAGE.blocks("") if text.startswith("trainer detect"))
     assert [line.split()[:2] for line in said] == [line.split()[:2] for line in shown.splitlines()]
 
 
@@ -113,13 +108,25 @@ def test_spans_are_exported_as_the_guide_says(known: dict[str, Any]) -> None:
 
 
 def test_tables_name_all_phases_roles_and_metrics() -> None:
-    rows = table_of("phase")
+    rows = PAGE.table("phase")
     assert {phase for row in rows for phase in row[0].split(", ")} == set(PHASES)
     assert {role for row in rows for role in row[1].split(", ")} == set(ROLES)
     pytest.importorskip("prometheus_client")
-    dashboard = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
+    dashboard = json.loads((ROOT / "docs/grafana.json").read_text())
     asked = set(re.findall(r"weightcast_\w+", json.dumps([panel.get("targets") for panel in dashboard["panels"]])))
-    named = {name for row in table_of("metric") for name in re.findall(r"weightcast_\w+", row[0])}
+    named = {name for row in PAGE.table("metric") for name in re.findall(r"weightcast_\w+", row[0])}
     assert named == {name.removesuffix("_bucket") for name in asked}, (
         "tests/events/test_metrics.py has those that exist"
     )
+
+
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    world = make_world(tmp_path)
+    Path("checkpoint").symlink_to(world.checkpoints[-1])
+    skipped: list[str] = []
+    without = dict.fromkeys(("weightcast attach", "pip install"), lambda words: skipped.append(words[0]) or "")
+    play(PAGE, places={"s3://bucket/run-42": world.url}, instead=without)
+    roles = {json.loads(line)["role"] for line in Path("events.jsonl").read_text().splitlines()}
+    assert roles == {"trainer", "replica", "mirror"}
