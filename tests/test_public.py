@@ -35,6 +35,7 @@ PACKAGES = [
     "engine",
     "integrations",
     "upkeep",
+    "view",
     "cli",
 ]
 """docs/ARCHITECTURE.md draws it: a package imports only what stands above it."""
