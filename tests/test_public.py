@@ -39,6 +39,7 @@ PACKAGES = [
     "integrations",
     "upkeep",
     "analysis",
+    "view",
     "cli",
 ]
 """docs/ARCHITECTURE.md draws it: a package imports only what stands above it."""

@@ -19,7 +19,7 @@ HORIZON = 512
 """Versions of the channel that is estimated; costs are those of its second half, once there is something to skip."""
 
 SQUASHES: tuple[tuple[int, ...], ...] = ((), (4, 32, 256), LEVELS[:2], (16, 128))
-"""Levels of squashes: none, and each eight times as wide as the one before; 8 and 64 are those of `weightcast squash`."""
+"""Levels of squashes, each eight times as wide as the one before; 8 and 64 are those of `weightcast squash`."""
 
 ANCHORS: tuple[int | None, ...] = (None, 256, 64, 16)
 """Versions from one anchor to the next; None for version 0 alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -121,7 +122,7 @@ def _spans(history: History) -> Iterator[tuple[int, int]]:
 
 def count_span(rows: Rows, layout: FloatLayout | None) -> Flips:
     """Count some elements at successive versions."""
-    flipped = [np.flatnonzero(before != after) for before, after in zip(rows, rows[1:], strict=False)]
+    flipped = [np.flatnonzero(before != after) for before, after in pairwise(rows)]
     return Flips(
         rows.shape[1],
         tuple(int(at.size) for at in flipped),
