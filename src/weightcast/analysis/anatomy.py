@@ -22,7 +22,7 @@ class Explained:
     dtype: str
     flips: Flips
     rows: tuple[Row, ...]
-    """By exponent, predicted by the better fit; empty for a dtype that is not one of floats."""
+    """By exponent, from small to large; empty for a dtype that is not one of floats."""
     fits: tuple[Fit, ...]
     """The better one first."""
 
@@ -77,4 +77,4 @@ def _explained(dtype: str, flips: Flips) -> Explained:
     if layout is None or flips.exponents is None:
         return Explained(dtype, flips, (), ())
     found = fits(flips.exponents, layout)
-    return Explained(dtype, flips, tuple(rows_of(flips.exponents, layout, found[0] if found else None)), found)
+    return Explained(dtype, flips, tuple(rows_of(flips.exponents, layout, found)), found)

@@ -12,7 +12,7 @@ those of Adam roughly are, below its learning rate. What an update then does dep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,13 +25,24 @@ from weightcast.analysis.floats import FloatLayout
 Kind = Literal["masters", "direct"]
 KINDS: tuple[Kind, ...] = ("masters", "direct")
 
-_PER_OCTAVE = 64
-"""Values of L that are tried between two powers of two: L is found to within 1 %."""
+Verdict = Literal["masters", "direct", "either", "neither"]
+
+POOR = 0.25
+"""A model that misplaces more of the flips than this explains nothing."""
+
+_CLEAR, _TIMES = 0.05, 4
+"""The worse model must misplace at least this share of the flips, and so many times what the better one does."""
+
+_COARSE, _FINE = 4, 64
+"""Values of L between two powers of two that are tried, everywhere, then near the best: it is found within 1 %."""
+
+_LOWEST, _HIGHEST = -1060, 1020
+"""Powers of two that are tried: with all smaller and larger ones, F64 ends."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One exponent: how many weights have it, how many flipped, and how many the model says would."""
+    """One exponent: how many weights have it, how many flipped, and how many would by each kind of training."""
 
     field: int
     smallest: float
@@ -39,8 +50,8 @@ class Row:
     ulp: float
     weights: int
     flips: int
-    predicted: float | None
-    """None for infinities and NaNs, and where no model was fitted."""
+    predicted: Mapping[Kind, float]
+    """By the best fit of each kind; nothing for infinities and NaNs, and where nothing flipped."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +77,11 @@ def probability(kind: Kind, largest: float, ulp: npt.NDArray[np.float64]) -> npt
     >>> probability("direct", 1.0, np.array([4.0, 0.5])).tolist()
     [0.0, 0.75]
     """
-    large = 1 - ulp / (2 * largest)
+    with np.errstate(over="ignore"):  # an infinity is as unlikely to be crossed as any large number
+        steps = ulp / largest
     if kind == "direct":
-        return np.maximum(large, 0.0)
-    return np.where(ulp >= largest, largest / (2 * ulp), large)
+        return np.maximum(1 - steps / 2, 0.0)
+    return np.where(steps >= 1, 0.5 / np.maximum(steps, 1.0), 1 - steps / 2)
 
 
 def fits(found: Exponents, layout: FloatLayout) -> tuple[Fit, ...]:
@@ -79,30 +91,45 @@ def fits(found: Exponents, layout: FloatLayout) -> tuple[Fit, ...]:
     if not flips.sum():
         return ()
     ulps = np.array([layout.ulp(int(at)) for at in fields])
-    lowest, highest = np.floor(np.log2(ulps.min())) - 12, np.ceil(np.log2(ulps.max())) + 12
-    tried = np.exp2(np.arange(lowest, highest, 1 / _PER_OCTAVE))
+    around = np.log2(ulps[flips > 0])
+    ends = max(np.floor(around.min()) - 12, _LOWEST), min(np.ceil(around.max()) + 12, _HIGHEST)
 
-    def misplaced(kind: Kind) -> list[float]:
-        return [
-            float(np.abs(weights * probability(kind, largest, ulps) - flips).sum() / flips.sum()) for largest in tried
-        ]
+    def misplaced(kind: Kind, largest: float) -> float:
+        return float(np.abs(weights * probability(kind, largest, ulps) - flips).sum() / flips.sum())
 
-    best = []
-    for kind in KINDS:
-        missed = misplaced(kind)
-        at = int(np.argmin(missed))
-        best.append(Fit(kind, float(tried[at]), missed[at]))
-    return tuple(sorted(best, key=lambda fit: fit.misplaced))
+    def best(kind: Kind) -> Fit:
+        at = _least(lambda power: misplaced(kind, 2.0**power), *ends, _COARSE)
+        at = _least(lambda power: misplaced(kind, 2.0**power), at - 1 / _COARSE, at + 1 / _COARSE, _FINE)
+        return Fit(kind, 2.0**at, misplaced(kind, 2.0**at))
+
+    return tuple(sorted(map(best, KINDS), key=lambda fit: fit.misplaced))
 
 
-def rows_of(found: Exponents, layout: FloatLayout, fit: Fit | None) -> list[Row]:
-    """Every exponent that a weight has, from small to large, with what ``fit`` predicts."""
+def _least(cost: Callable[[float], float], first: float, last: float, each: int) -> float:
+    """Where the cost is least, of so many values between two whole numbers."""
+    return min((first + i / each for i in range(round((last - first) * each) + 1)), key=cost)
+
+
+def verdict(explained: Sequence[Fit]) -> Verdict | None:
+    """Which kind of training the flips look like; either, where updates are so large that most of them flip anyway."""
+    if not explained:
+        return None
+    best, other = explained
+    if best.misplaced > POOR:
+        return "neither"
+    return best.kind if other.misplaced > max(_CLEAR, _TIMES * best.misplaced) else "either"
+
+
+def rows_of(found: Exponents, layout: FloatLayout, explained: Sequence[Fit]) -> list[Row]:
+    """Every exponent that a weight has, from small to large, with what each fit predicts."""
     rows = []
     for at in np.flatnonzero(found.weights).tolist():
         ulp, weights = layout.ulp(at), int(found.weights[at])
-        predicted = None
-        if fit is not None and at < layout.numbers:
-            predicted = weights * float(probability(fit.kind, fit.largest, np.array([ulp]))[0])
+        predicted = {
+            fit.kind: weights * float(probability(fit.kind, fit.largest, np.array([ulp]))[0])
+            for fit in explained
+            if at < layout.numbers
+        }
         rows.append(Row(at, layout.smallest(at), ulp, weights, int(found.flips[at]), predicted))
     return rows
 

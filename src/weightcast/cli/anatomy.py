@@ -7,18 +7,18 @@ from typing import Any
 
 from weightcast.analysis.anatomy import Anatomy, Explained
 from weightcast.analysis.cadence import HORIZON, Cadence, Fleet
-from weightcast.analysis.rounding import visible_share
+from weightcast.analysis.rounding import verdict, visible_share
 from weightcast.cli.console import facts, say
 from weightcast.cli.heat import block, drawn, heat_of, legend, listed
 from weightcast.cli.tensors import most_changed
 from weightcast.cli.text import Column, Table, Text
 from weightcast.cli.wording import count, size
 
-POOR = 0.25
-"""A model that misplaces more of the flips than this explains nothing."""
-
 _RARE = 1e-3
 """Exponents of a smaller share of the weights are shown together."""
+
+_WAYS = 6
+"""Ways to cut that are shown, the cheapest; and none at all, to compare with."""
 
 DIRECT = "weights that are rounded after each update, without masters"
 MASTERS = "masters of higher precision, rounded for publishing"
@@ -95,7 +95,7 @@ def _dtype(one: Explained) -> dict[str, Any]:
                 "ulp": row.ulp,
                 "weights": row.weights,
                 "flips": row.flips,
-                "predicted": row.predicted,
+                "predicted": dict(row.predicted),
             }
             for row in one.rows
         ],
@@ -103,6 +103,7 @@ def _dtype(one: Explained) -> dict[str, Any]:
             {"kind": fit.kind, "largest_update": fit.largest, "mean_update": fit.mean, "misplaced": fit.misplaced}
             for fit in one.fits
         ],
+        "looks_like": verdict(one.fits),
         "visible_share": visible_share(one.rows, fit.largest) if fit else None,
         "distances": [int(flips) for flips in counted.distances[: last + 1]],
         "away": counted.away,
@@ -188,8 +189,8 @@ def _show_dtype(one: dict[str, Any]) -> None:
     if one["exponents"] is None:
         _title(f"{one['dtype']}: no floats, so there are no exponents to explain it by")
         return
-    if not one["changed"]:
-        _title(f"{one['dtype']}: nothing flipped")
+    if not one["fits"]:
+        _title(f"{one['dtype']}: no number flipped")
         return
     _title(f"{one['dtype']}: why so few")
     facts(_reasons(one))
@@ -202,13 +203,17 @@ def _reasons(one: dict[str, Any]) -> dict[str, str]:
     flips = one["changed"]
     near = one["distances"][0] / flips
     reasons = {}
-    if best["misplaced"] <= POOR:
-        reasons["looks like"] = f"{IN_WORDS[best['kind']]}: {_misplaced(best)}"
-        reasons["updates"] = f"up to {best['largest_update']:.2g}, {best['mean_update']:.2g} in the mean"
-        reasons["visible"] = f"to {one['visible_share']:.1%} of the weights: half their step to the next float is less"
-        reasons["otherwise"] = f"{IN_WORDS[other['kind']]}: {_misplaced(other)}"
-    else:
+    if one["looks_like"] == "neither":
         reasons["looks like"] = f"neither kind of training: the better model has {_misplaced(best)}"
+    else:
+        either = one["looks_like"] == "either"
+        like = "either kind of training, since updates are as large as steps" if either else IN_WORDS[best["kind"]]
+        reasons["looks like"] = f"{like}: {_misplaced(best)}"
+        reasons["updates"] = f"up to {best['largest_update']:.2g}, {best['mean_update']:.2g} in the mean"
+        reasons["near enough"] = (
+            f"{one['visible_share']:.1%} of the weights have a float within twice the largest update"
+        )
+        reasons["otherwise"] = f"{IN_WORDS[other['kind']]}: {_misplaced(other)}"
     reasons["distances"] = f"{near:.1%} to the next float"
     reasons["directions"] = (
         f"{one['away'] / flips:.1%} away from zero, {one['towards'] / flips:.1%} towards it, "
@@ -235,15 +240,17 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _together(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    predicted = [row["predicted"] for row in rows if row["predicted"] is not None]
     sums = {key: sum(row[key] for row in rows) for key in ("weights", "flips")}
-    return sums | {"ulp": None, "predicted": sum(predicted) if predicted else None}
+    kinds = {kind for row in rows for kind in row["predicted"]}
+    predicted = {kind: sum(row["predicted"].get(kind, 0.0) for row in rows) for kind in kinds}
+    return sums | {"ulp": None, "predicted": predicted}
 
 
 def _exponent_table(one: dict[str, Any]) -> Table:
     table = Table("|w| from", Column("next float", rank=2), Column("weights", rank=1), "flipped %", "predicted %")
+    kind = one["fits"][0]["kind"]
     for row in grouped(one["exponents"]):
-        predicted = "" if row["predicted"] is None else _percent(row["predicted"] / row["weights"])
+        predicted = _percent(row["predicted"][kind] / row["weights"]) if row["predicted"] else ""
         step = "" if row["ulp"] is None else f"+{row['ulp']:.1e}"
         measured = block(row["flips"] / row["weights"])
         table.add(row["shown"], step, f"{row['weights']:,}", measured, predicted)
@@ -299,15 +306,12 @@ def _cadence_table(ways: Sequence[dict[str, Any]]) -> Table:
         "a return",
         Column("stored", rank=2),
     )
-    for i, way in enumerate(ways):
+    uncut = [way for way in ways[_WAYS:] if not way["squash_levels"] and not way["anchor_every"]]
+    for i, way in enumerate([*ways[:_WAYS], *uncut]):
         table.add(
             Text(levels_in_words(way["squash_levels"]), "" if i else "bold"),
             anchors_in_words(way["anchor_every"]),
-            size(way["moved"]),
-            size(way["uploaded"]),
-            size(way["join"]),
-            size(way["back"]),
-            size(way["stored"]),
+            *(size(way[key]) for key in ("moved", "uploaded", "join", "back", "stored")),
         )
     return table
 

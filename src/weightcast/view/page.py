@@ -8,12 +8,13 @@ elements with ``kit.el`` and ``charts.…``, and puts them into ``document.getEl
 
     const run = kit.data("run");
     document.getElementById("page").append(
-      kit.card("Size of each version", {size: "half"}, charts.lines({title: "Size", y: {scale: "log", format: kit.bytes}, …})));
+      kit.card("Sizes", {size: "half"}, charts.lines({title: "Bytes by version", y: {scale: "log"}, series: […]})));
 
 The page's policy (`Content-Security-Policy`) allows exactly these scripts and styles, by their hashes. So handlers are
-added in scripts and never written as attributes, and inline styles are set as properties (``element.style.left``), never
-as the attribute ``style``. Data is embedded as JSON, in which no text can end its element. What is read from a channel is
-shown through ``kit.name`` or ``kit.plain`` alone: they spell out characters that cannot be seen, and cut what is long.
+added in scripts and never written as attributes, and inline styles are set as properties (``element.style.left``),
+never as the attribute ``style``. Data is embedded as JSON, in which no text can end its element. What is read from a
+channel is shown through ``kit.name`` or ``kit.plain`` alone: they spell out characters that cannot be seen, and cut
+what is long.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def page(
     data: Mapping[str, Any] | None = None,
     live: bool = False,
 ) -> Page:
-    """A page made by ``scripts``, files of ``assets/``, from ``data`` by name. A ``live`` one may ask its own server."""
+    """A page made by ``scripts``, files of ``assets/``, from ``data`` by name. A ``live`` one may ask its server."""
     style = "\n".join(_asset(name) for name in (*_SHARED_STYLES, *styles))
     code = "\n".join(_asset(name) for name in (*_SHARED_SCRIPTS, *scripts))
     policy = _policy(style, code, live)
