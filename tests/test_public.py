@@ -35,6 +35,7 @@ PACKAGES = [
     "engine",
     "integrations",
     "upkeep",
+    "analysis",
     "view",
     "cli",
 ]

@@ -231,6 +231,8 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield ("verify", url, "--engine", "http://127.0.0.1:1")
     yield from (("tag", url, 1, f"t{CLEAR}"), ("tag", url, 1, "release"), ("tag", url), ("tag", gone))
     yield from (("compare", url, 0, 1), ("compare", url, 0, 99), ("compare", gone, 0, 1), ("cache",))
+    pair, page = (world.old, world.new), tmp_path / f"page{CLEAR}"
+    yield from (("analyze", url), ("analyze", *pair), ("analyze", gone), ("analyze", *pair, "-o", page))
     yield from (("repair", url), ("repair", gone), ("forget", url, f"r{CLEAR}"), ("forget", gone, "r"))
     yield from (("copy", url, tmp_path / f"copy{CLEAR}"), ("copy", gone, tmp_path / "y"), ("copy", url, url))
     history, key = tmp_path / f"run{TITLE}{CLEAR}", tmp_path / f"key{CLEAR}"
