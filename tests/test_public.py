@@ -38,6 +38,7 @@ PACKAGES = [
     "engine",
     "integrations",
     "upkeep",
+    "estimate",
     "cli",
 ]
 """docs/ARCHITECTURE.md draws it: a package imports only what stands above it."""

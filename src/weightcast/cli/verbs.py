@@ -20,6 +20,7 @@ PANELS: dict[str, dict[str, str]] = {
         "status": "Show a channel's head, writer, size and replicas.",
         "plan": "Show the cheapest route to a version.",
         "verify": "Check a channel, a folder or a running engine.",
+        "estimate": "Estimate what a sync costs, against other ways.",
     },
     "Engines": {
         "attach": "Keep a running engine on the newest weights.",
