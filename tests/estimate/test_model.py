@@ -40,7 +40,7 @@ def test_broadcast_takes_as_long_as_one_copy_on_the_slowest_link() -> None:
 def test_full_copy_takes_both_links_and_a_load() -> None:
     found = estimate("full copies", MODEL, Fleet(every=2), LINKS, rates())
     assert found.phases == pytest.approx(
-        {"copy": 0.2, "upload": 20.03, "commit": 0.02, "wait": 1, "find": 0.02, "fetch": 10.01, "load": 0.2}
+        {"copy": 0.2, "upload": 20.03, "commit": 0.05, "wait": 1, "find": 0.02, "fetch": 10.01, "load": 0.2}
     )
     assert found.pause == pytest.approx(0.2)
 

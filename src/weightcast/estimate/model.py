@@ -75,7 +75,13 @@ class Links:
     fabric: float
     """Of a network that trainer and replicas share, for a broadcast."""
     latency: float = 0.02
-    """From a small request to its answer, from and to a bucket."""
+    """From a small request to its answer: a question, or the first byte of a download."""
+    write_latency: float | None = None
+    """The same of a small upload, where a bucket takes longer for that."""
+
+    @property
+    def writing(self) -> float:
+        return self.latency if self.write_latency is None else self.write_latency
 
 
 @dataclass(frozen=True)
@@ -155,9 +161,9 @@ def _changes(method: Method, model: Model, fleet: Fleet, links: Links, rates: Ra
         return work.seconds(model.parameters / processes, model.changes / processes, model.tensors)
 
     part = nbytes / fleet.ranks
-    upload = _moved(part, fleet.ranks, links.up, UPLOAD_PART, links.latency) + part * rates.sha256
+    upload = _moved(part, fleet.ranks, links.up, UPLOAD_PART, links.writing) + part * rates.sha256
     phases = {phase: computed(phase, fleet.ranks) for phase in ("detect", "resolve", "encode")}
-    phases |= {"upload": upload, "commit": 2 * links.latency}
+    phases |= {"upload": upload, "commit": _commit(links)}
     phases |= _copied(nbytes, fleet, links)
     fetch = max(_moved(nbytes, 1, links.down, FETCH_PART, links.latency), nbytes * rates.sha256)
     phases |= {"wait": fleet.every / 2, "find": 2 * links.latency, "fetch": fetch}
@@ -187,8 +193,8 @@ def _full_copies(model: Model, fleet: Fleet, links: Links, rates: Rates) -> Esti
     nbytes = model.nbytes
     part = nbytes / fleet.ranks
     phases = {"copy": part * rates.copy}
-    phases["upload"] = _moved(part, fleet.ranks, links.up, UPLOAD_PART, links.latency) + part * rates.sha256
-    phases |= {"commit": 2 * links.latency} | _copied(nbytes, fleet, links) | {"wait": fleet.every / 2}
+    phases["upload"] = _moved(part, fleet.ranks, links.up, UPLOAD_PART, links.writing) + part * rates.sha256
+    phases |= {"commit": _commit(links)} | _copied(nbytes, fleet, links) | {"wait": fleet.every / 2}
     phases["find"] = 2 * links.latency
     fetch = _moved(nbytes, 1, links.down, FETCH_PART, links.latency)
     phases["fetch"] = max(fetch, nbytes / fleet.workers * (rates.sha256 + rates.disk))
@@ -220,11 +226,16 @@ def _moved(nbytes: float, at_once: int, rate: float, part: int, latency: float) 
     return nbytes * at_once / rate + trips * latency
 
 
+def _commit(links: Links) -> float:
+    """A writer first looks whether it still is the only one: three questions, then the manifest and the hint."""
+    return 3 * links.latency + 2 * links.writing
+
+
 def _copied(nbytes: float, fleet: Fleet, links: Links) -> dict[str, float]:
     """What `weightcast copy` adds for replicas in other regions: it asks every second, fetches, and puts."""
     if fleet.regions == 1:
         return {}
-    return {"copy to regions": 0.5 + nbytes / links.between + 4 * links.latency}
+    return {"copy to regions": 0.5 + nbytes / links.between + 2 * links.latency + 3 * links.writing}
 
 
 def _egress(nbytes: float, fleet: Fleet) -> float:
