@@ -37,6 +37,7 @@ PACKAGES = [
     "upkeep",
     "analysis",
     "view",
+    "estimate",
     "cli",
 ]
 """docs/ARCHITECTURE.md draws it: a package imports only what stands above it."""

@@ -32,6 +32,7 @@ from weightcast.cli.verbs import VERBS
 from weightcast.cli.wording import moment, one_line, span
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import save
+from weightcast.estimate.rates import CODECS, PHASES, Rates, Work, dump
 from weightcast.format.spec import TensorSpec, TensorTable
 
 TITLE = "\x1b]0;owned\x07"
@@ -242,6 +243,16 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield from (("key", "new", key), ("key", "show", key), ("key", "show", gone), ("key", "new", key))
     yield from (("key", "show", url, "--trust", f"{key}.pub"), ("pull", url, tmp_path / "z", "--trust", CLEAR))
     yield ("key", "add", url, CLEAR, "--role", "writer", "--sign", key)
+    yield from (("estimate", CLEAR, "--rates", gone), ("estimate", "1M", "--rates", gone))
+    yield ("estimate", "1M", "--rates", hostile_rates(tmp_path))
+
+
+def hostile_rates(folder: Path) -> Path:
+    """A file of rates of a machine with a hostile name."""
+    path = folder / "rates.json"
+    works = dict.fromkeys(PHASES, Work())
+    path.write_text(dump(Rates(HOSTILE, 1, dict.fromkeys(CODECS, works), 0.0, 0.0, 0.0, 0.0)))
+    return path
 
 
 def test_no_verb_lets_text_from_outside_act_on_the_terminal(world: World, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ PANELS: dict[str, dict[str, str]] = {
         "dashboard": "Serve a live page about a channel.",
         "report": "Write that page as one file.",
         "verify": "Check a channel, a folder or a running engine.",
+        "estimate": "Estimate what a sync costs, against other ways.",
     },
     "Engines": {
         "attach": "Keep a running engine on the newest weights.",
