@@ -35,11 +35,13 @@ def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:
     """The last heartbeat of each replica, and when the store received it; with a trusted key only signed ones."""
     if chain.guard is not None:
         chain.guard.refresh()  # a trainer waits for days: replicas' keys come and go meanwhile
-    found = ((read_hint(chain.store, listed.key, _parse), listed.modified) for listed in chain.store.list(REPLICAS))
-    return [(heartbeat, when) for heartbeat, when in found if heartbeat is not None and _counts(chain, heartbeat)]
+    found = ((listed, read_hint(chain.store, listed.key, _parse)) for listed in chain.store.list(REPLICAS))
+    return [(beat, listed.modified) for listed, beat in found if beat is not None and _counts(chain, beat, listed.key)]
 
 
-def _counts(chain: Chain, heartbeat: Heartbeat) -> bool:
+def _counts(chain: Chain, heartbeat: Heartbeat, key: str) -> bool:
+    if key != replica_key(heartbeat.replica):
+        return False  # else whoever may write there makes many replicas of one that signs
     if chain.guard is None:
         return True
     try:
