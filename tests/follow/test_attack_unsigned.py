@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,13 @@ from signed_channel import SignedChannel, arrays, bits_of
 import weightcast as wc
 from weightcast.channel.heartbeats import heartbeats, put_heartbeat
 from weightcast.channel.keys import CHANNEL, manifest_key, pin_key
-from weightcast.channel.records import Heartbeat, head_to_json
+from weightcast.channel.records import Heartbeat, channel_to_json, head_to_json
 from weightcast.channel.retention import Retention
 from weightcast.channel.tags import set_tag
 from weightcast.engine.followers import Followers
-from weightcast.errors import WeightcastError
+from weightcast.errors import TrustError, WeightcastError
 from weightcast.upkeep.collect import collect
+from weightcast.upkeep.repair import repair
 
 VERSIONS = 9
 AT_ONCE = Retention(0, 0, 0)
@@ -97,6 +99,17 @@ def test_lease_of_an_attacker_stops_no_writer(channel: SignedChannel) -> None:
     )
     channel.publish()
     assert channel.pull("mirror", channel.trust).version == VERSIONS + 1
+
+
+def test_copy_of_the_record_without_its_signature_is_refused_after_a_repair(channel: SignedChannel) -> None:
+    bare = channel_to_json(replace(channel.chain().channel, signer=None, signature=None))
+    for path in channel.url.glob("anchors/*/channel.json"):
+        path.write_bytes(bare)
+    channel.path(CHANNEL).unlink()
+    repair(channel.store)
+    with pytest.raises(TrustError) as raised:
+        channel.pull("mirror", channel.trust)
+    assert raised.value.reason == "unsigned"
 
 
 def test_tag_of_an_attacker_leads_a_follower_nowhere(channel: SignedChannel) -> None:
