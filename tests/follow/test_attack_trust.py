@@ -256,40 +256,6 @@ def test_manifest_that_is_not_canonical_is_refused(channel: SignedChannel) -> No
     assert refused(channel).reason == "forged"
 
 
-def test_signature_at_another_place_in_a_manifest_is_refused(channel: SignedChannel) -> None:
-    """Else anybody could give a version another SHA-256, and those that follow it would not fit."""
-    path = channel.path(manifest_key(VERSIONS))
-    data = path.read_bytes()
-    manifest = load_record(Manifest, data)
-    field = f'"signature":"{manifest.signature}",'.encode()
-    path.write_bytes(b"{" + field + data.replace(field, b"").removeprefix(b"{"))
-    assert load_record(Manifest, path.read_bytes()) == manifest
-    assert refused(channel).reason == "forged"
-
-
-def test_version_that_was_checked_is_refused_once_its_key_is_revoked(channel: SignedChannel) -> None:
-    chain = channel.chain()
-    assert chain.guard is not None
-    chain.manifest(VERSIONS)
-    channel.revoke("writer")
-    chain.guard.refresh()
-    with pytest.raises(TrustError) as raised:
-        chain.manifest(VERSIONS)
-    assert raised.value.reason == "unknown key"
-
-
-def test_writer_does_not_continue_another_version_than_it_committed(channel: SignedChannel) -> None:
-    weights = arrays(bits_of(VERSIONS))
-    with wc.Publisher(channel.url, weights, threads=1, sign=channel.file("writer"), trust=channel.trust) as publisher:
-        weights.write("w", bits_of(VERSIONS + 1))
-        publisher.publish().result(60)
-        signed_by(channel, channel.keys["writer"], VERSIONS + 1, label="another")
-        weights.write("w", bits_of(VERSIONS + 2))
-        with pytest.raises(TrustError) as raised:
-            publisher.publish().result(60)
-    assert raised.value.reason == "fork"
-
-
 def test_record_of_the_channel_must_be_of_the_trusted_root(channel: SignedChannel) -> None:
     data = channel.path("channel.json").read_bytes()
     channel.rewrite("channel.json", signature=None, signer=None)

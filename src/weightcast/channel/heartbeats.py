@@ -42,10 +42,12 @@ def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:
 def heartbeat_at(chain: Chain, key: str) -> Heartbeat | None:
     """The heartbeat under a key; None if none can be read there, or the trusted key does not vouch for it."""
     heartbeat = read_hint(chain.store, key, _parse)
-    return heartbeat if heartbeat is not None and _counts(chain, heartbeat) else None
+    return heartbeat if heartbeat is not None and _counts(chain, heartbeat, key) else None
 
 
-def _counts(chain: Chain, heartbeat: Heartbeat) -> bool:
+def _counts(chain: Chain, heartbeat: Heartbeat, key: str) -> bool:
+    if key != replica_key(heartbeat.replica):
+        return False  # else whoever may write there makes many replicas of one that signs
     if chain.guard is None:
         return True
     try:
