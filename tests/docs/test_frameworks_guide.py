@@ -164,4 +164,6 @@ def test_examples_of_a_framework_compile_and_import_what_mirrors_has(name: str) 
     for example in examples:
         compile(example, name, "exec")
     imported = re.findall(r"^from mirrors import (.*)$", "\n".join(examples), re.MULTILINE)
-    assert {one for line in imported for one in line.split(", ")} <= set(re.findall(r"^def (\w+)", MIRRORS, re.MULTILINE))
+    assert {one for line in imported for one in line.split(", ")} <= set(
+        re.findall(r"^def (\w+)", MIRRORS, re.MULTILINE)
+    )

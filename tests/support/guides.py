@@ -61,6 +61,12 @@ class Page:
         return [textwrap.dedent(found[3]) for found in _BLOCK.finditer(self.text) if found[2] == kind]
 
     @property
+    def code(self) -> str:
+        """All blocks of any kind, and then what stands in the text as code."""
+        fenced = "\n".join(textwrap.dedent(found[3]) for found in _BLOCK.finditer(self.text))
+        return fenced + "\n" + "\n".join(re.findall(r"`([^`\n]+)`", _BLOCK.sub("", self.text)))
+
+    @property
     def python(self) -> list[str]:
         return self.blocks("python")
 
