@@ -18,7 +18,7 @@ JOBS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores 
 # Some virtual machines advertise AMX and then die in the first bf16 matrix product.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
-.PHONY: help setup hooks demo demo-vllm check docs test test-fast test-vllm coverage fuzz wheel clean
+.PHONY: help setup hooks demo demo-vllm check docs docs-test test test-fast test-vllm coverage fuzz wheel clean
 help:
 	@echo "make demo       a policy learns Wordle by asynchronous RL over one bucket; CHAOS=1 kills each box on the way"
 	@echo "make demo-vllm  the same with TRL and real vLLM on the CPU"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-vllm  the tests of real vLLM on the CPU, in $(VLLM_VENV); VLLM=0.31.0 takes another release"
 	@echo "make check      linters and types alone"
 	@echo "make docs       the documentation as a site that works offline, in build/site"
+	@echo "make docs-test  the commands and examples of README and guides; part of make test-fast"
 	@echo "make coverage   branch coverage of format, channel, follow and publish"
 	@echo "make hooks      run the linters before every commit"
 	@echo "make wheel      the packages for a release, in dist"
@@ -86,6 +87,10 @@ docs: setup
 	@echo "== the site, strictly: a broken link, a missing reference or a file from another host fails"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "== open build/site/index.html"
+
+docs-test: setup
+	@echo "== the commands and examples of README and guides"
+	$(BIN)/pytest tests/docs -n $(JOBS) --no-loadscope-reorder
 
 hooks: setup
 	$(BIN)/pre-commit install

@@ -82,6 +82,11 @@ def test_files_that_documents_name_exist(page: str) -> None:
     assert not [name for name in named if not any((place / name).exists() for place in places)]
 
 
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]), ids=lambda path: path.stem)
+def test_public_names_that_a_page_uses_exist(path: Path) -> None:
+    assert set(re.findall(r"\bwc\.([A-Za-z_]+)", path.read_text())) <= {*wc.__all__, "errors", "warm_up"}
+
+
 def test_architecture_draws_the_packages_in_their_order() -> None:
     text = (ROOT / "docs/ARCHITECTURE.md").read_text()
     drawn = re.findall(r"^\| `(\w+)/?` \|", text, re.MULTILINE)

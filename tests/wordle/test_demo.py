@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from guides import Page
 from wordle_boxes import ROOT
 
 import weightcast as wc
 
 TOO_SHORT = "the policy did not get measurably better\n"
+
+
+def fields_in(text: str) -> set[tuple[str, ...]]:
+    """Of lines that boxes print."""
+    told = (json.loads(line) for line in re.findall(r'^\{"time".*\}$', text, re.MULTILINE))
+    return {(line["event"], *line) for line in told}
 
 
 def test_every_replica_ends_with_the_trainers_bits_though_each_box_is_killed(tmp_path: Path) -> None:
@@ -29,6 +37,7 @@ def test_every_replica_ends_with_the_trainers_bits_though_each_box_is_killed(tmp
     with wc.Subscriber(folder / "bucket", tmp_path / "mirror") as subscriber:
         update = subscriber.sync()
     assert update is not None
+    assert fields_in(Page.of("wordle.md").text) <= fields_in("\n".join(log.read_text() for log in folder.glob("*.log")))
     starts = {log.stem: log.read_text().count('"event": "begin"') for log in folder.glob("*.log")}
     assert starts == {"environment": 2, "replica-a": 2, "replica-b": 2, "trainer": 2}
     assert update.position.version >= steps
