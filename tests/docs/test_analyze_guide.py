@@ -41,5 +41,5 @@ def test_commands_of_the_guide_print_what_it_says(tmp_path: Path, monkeypatch: p
             printed = printed[: len(parts[0])]
         if len(parts) == 2:
             printed = printed[: len(parts[0])] + printed[-len(parts[1]) :]
-        assert printed == sum(parts, []), command
+        assert printed == [line for part in parts for line in part], command
     assert (tmp_path / "page.html").exists()
