@@ -20,6 +20,8 @@ PANELS: dict[str, dict[str, str]] = {
         "analyze": "Show why so few weights change, and what that costs.",
         "status": "Show a channel's head, writer, size and replicas.",
         "plan": "Show the cheapest route to a version.",
+        "dashboard": "Serve a live page about a channel.",
+        "report": "Write that page as one file.",
         "verify": "Check a channel, a folder or a running engine.",
     },
     "Engines": {

@@ -36,10 +36,13 @@ const charts = (() => {
   function logTicks(low, high, most) {
     const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
     const by = Math.max(1, Math.ceil((last - first) / Math.max(most, 1)));
-    const steps = last - first <= 2 && most >= 5 ? [1, 2, 5] : [1];
-    const made = [];
-    for (let e = first; e <= last; e += by) for (const m of steps) made.push(m * 10 ** e);
-    return made.filter((t) => t >= low * 0.999 && t <= high * 1.001);
+    const within = (steps) => {
+      const made = [];
+      for (let e = first; e <= last; e += by) for (const m of steps) made.push(m * 10 ** e);
+      return made.filter((t) => t >= low * 0.999 && t <= high * 1.001);
+    };
+    const decades = within([1]);
+    return decades.length >= 3 || by > 1 ? decades : within(decades.length === 2 ? [1, 3] : [1, 2, 3, 5, 7]).slice(0, 8);
   }
   function scaleOf(axis, values, from, to) {
     const log = axis.scale === "log";
@@ -90,7 +93,7 @@ const charts = (() => {
 
   /* -- the frame that all share -- */
 
-  function figure(first, draw, describe) {
+  function figure(first, draw, describe, keysOf = (spec) => legend(spec.series || [])) {
     let spec = first, width = 0, stops = [], at = -1, columns = 0;
     const plot = el("div", {class: "plot", tabindex: "0", role: "group"});
     const tip = el("div", {class: "tip", hidden: true});
@@ -165,7 +168,7 @@ const charts = (() => {
       heading.hidden = Boolean(spec.untitled);
       note.textContent = spec.note || "";
       note.hidden = !spec.note;
-      keys.replaceChildren(...[spec.legend === undefined ? legend(spec.series || []) : spec.legend].filter(Boolean));
+      keys.replaceChildren(...[keysOf(spec)].filter(Boolean));
       plot.setAttribute("aria-label", `${title}. Arrow keys read the values.`);
       redraw();
       if (details.open) list();
@@ -294,7 +297,7 @@ const charts = (() => {
   const swatch = (kind) => svg("svg", {"aria-hidden": "true", viewBox: "0 0 22 12"}, svg("rect", {width: 22, height: 12, rx: 3, class: kind}));
   function drawHeat(spec, width) {
     const {rows, columns, values, steps} = spec, form = say(spec);
-    const left = Math.min(width * 0.36, 14 + rows.reduce((m, r) => Math.max(m, plain(r, 22).length), 2) * 6.6);
+    const left = Math.min(width * 0.36, 14 + rows.reduce((m, r) => Math.max(m, plain(r, 22).length), 2) * 6.9), fits = Math.max(6, Math.floor((left - 12) / 6.9));
     const cell = (width - left - 2) / Math.max(columns.length, 1), high = Math.max(7, Math.min(22, spec.tall || 420 / Math.max(rows.length, 1)));
     const top = 4, height = top + high * rows.length + ((spec.x || {}).label ? 40 : 24), gap = cell > 5 && high > 8 ? 1 : 0;
     const g = svg("svg", {}), paths = Array.from({length: 8}, () => ""), stops = [];
@@ -313,7 +316,7 @@ const charts = (() => {
     paths.forEach((d, i) => { if (d) g.append(svg("path", {d, class: "h" + i})); });
     if (none) g.append(svg("path", {d: none, class: "rule"}));
     const each = Math.max(1, Math.ceil(13 / high));
-    rows.forEach((row, r) => { if (r % each === 0) g.append(svg("text", {x: left - 8, y: fixed(top + r * high + high / 2 + 4), "text-anchor": "end"}, plain(row, 22))); });
+    rows.forEach((row, r) => { if (r % each === 0) g.append(svg("text", {x: left - 8, y: fixed(top + r * high + high / 2 + 4), "text-anchor": "end"}, plain(row, fits))); });
     const apart = Math.max(1, Math.ceil((10 + columns.reduce((m, c) => Math.max(m, plain(c, 14).length), 1) * 7) / cell)), below = top + high * rows.length + 15;
     columns.forEach((column, c) => { if ((columns.length - 1 - c) % apart === 0) g.append(svg("text", {x: fixed(left + cell * (c + 0.5)), y: fixed(below), "text-anchor": "middle"}, plain(column, 14))); });
     if ((spec.x || {}).label) g.append(svg("text", {x: width - 2, y: height - 4, "text-anchor": "end"}, plain(spec.x.label)));
@@ -362,7 +365,7 @@ const charts = (() => {
   return {
     lines: (spec) => figure(spec, drawLines, listLines),
     bars: (spec) => figure({...spec, series: spec.series.map((s) => ({mark: "bar", ...s}))}, drawBars, listBars),
-    heat: (spec) => figure({legend: heatLegend(spec), ...spec}, drawHeat, listHeat),
+    heat: (spec) => figure(spec, drawHeat, listHeat, heatLegend),
     timeline: (spec) => figure(spec, drawTimeline, listTimeline),
   };
 })();
