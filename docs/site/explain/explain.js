@@ -22,16 +22,16 @@
   /* -- controls, which all cards share -- */
 
   function slider(label, low, high, key, each, id) {
-    const shown = el("output", {for: id}, small(state[key]));
+    const shown = el("output", {for: id});
     const input = el("input", {type: "range", id, min: Math.round(Math.log10(low) * each), max: Math.round(Math.log10(high) * each), step: 1,
-      "aria-valuetext": small(state[key]), on: {input: () => {
-        state[key] = Number((10 ** (input.value / each)).toPrecision(2));
-        shown.textContent = small(state[key]);
-        input.setAttribute("aria-valuetext", small(state[key]));
-        changed();
-      }}});
-    input.value = Math.round(Math.log10(state[key]) * each);
-    watchers.push(() => { input.value = Math.round(Math.log10(state[key]) * each); shown.textContent = small(state[key]); });
+      on: {input: () => { state[key] = Number((10 ** (input.value / each)).toPrecision(2)); changed(); }}});
+    function show() {
+      input.value = Math.round(Math.log10(state[key]) * each);
+      shown.textContent = small(state[key]);
+      input.setAttribute("aria-valuetext", small(state[key]));
+    }
+    watchers.push(show);
+    show();
     return el("label", {}, label, shown, input);
   }
   const rateSlider = (id) => slider("learning rate", 1e-8, 1e-2, "rate", 10, id);
@@ -44,7 +44,7 @@
   /* -- 1: one weight on its grid -- */
 
   function walk() {
-    const start = valueOf(bf16(state.magnitude)), one = population(1, 24, {masters: state.masters, start});
+    const start = valueOf(bf16(state.magnitude)), one = population(1, 147, {masters: state.masters, start});
     const master = [[0, 0]], published = [[0, 0]], unit = ulp(start);
     let flips = 0;
     for (let i = 1; i <= WALK; i += 1) {
@@ -79,7 +79,7 @@
     }
     watchers.push(show);
     const made = card("1 · A weight on its grid", {id: "grid"}, el("p", {class: "say"},
-      "bf16 keeps 8 bits of a number: an engine's weight is one of the floats on a coarse grid, and the next one is about 1/128 to 1/256 of it away. An optimizer whispers: at RL learning rates a step is a thousandth of that. Move the sliders."),
+      "bf16 keeps 8 bits of a number: an engine's weight is one of the floats on a coarse grid, and the next one is about 1/128 to 1/256 of it away. An optimizer whispers: at RL learning rates a step is a few thousandths of that. Move the sliders."),
     el("div", {class: "controls"}, rateSlider("rate-1"), slider("magnitude of the weight", 1e-6, 1, "magnitude", 10, "magnitude"), kindChoice()), bits, plot, said);
     show();
     return made;
@@ -102,13 +102,13 @@
   }
   function crowdCard() {
     const figuresHere = el("div", {class: "big"}), spec = () => crowdSpec(masters, direct);
-    let masters = measured(state.rate), direct = measured(state.rate, {masters: false});
-    const plot = charts.lines(spec());
+    let masters = null, direct = null, plot = null;
     function show() {
       masters = measured(state.rate);
       direct = measured(state.rate, {masters: false});
       state.share = (state.masters ? masters : direct).share;
-      plot.update(spec());
+      if (plot) plot.update(spec());
+      else plot = charts.lines(spec());
       const one = (found) => (found.flips ? `one of ${kit.count(1 / found.share)} weights` : "none of the weights");
       figuresHere.replaceChildren(tiles([
         {label: "flipped in a step, float32 masters", value: share(masters.share), under: one(masters)},
@@ -116,12 +116,11 @@
         {label: "a mean update", value: small(masters.mean), under: "computed by Adam from noisy gradients"},
       ]));
     }
-    watchers.unshift(show);
-    const made = card("2 · Twenty thousand weights", {id: "crowd"}, el("p", {class: "say"},
-      "Here are 20,000 weights of realistic sizes (log-normal, median 0.012) under Adam, computed as you move the slider. Small weights lie on a fine grid and flip often; large ones hardly ever. With float32 masters an update of size s flips with the probability s over the step to the next float. In bf16 alone it flips only if it is larger than half a step: a threshold, near |w|/256."),
-    el("div", {class: "controls"}, rateSlider("rate-2")), figuresHere, plot);
+    watchers.unshift(show);  // first: the delta's card needs the share
     show();
-    return made;
+    return card("2 · Twenty thousand weights", {id: "crowd"}, el("p", {class: "say"},
+      "Here are 20,000 weights (log-normal magnitudes, median 0.012) under Adam, computed as you move the slider. Small weights lie on a fine grid and flip often; large ones hardly ever. With float32 masters an update of size s flips with the probability s over the step to the next float. In bf16 alone it flips only if it is larger than half a step: a threshold, near |w|/256."),
+    el("div", {class: "controls"}, rateSlider("rate-2")), figuresHere, plot);
   }
   function sweepCard() {
     const rates = [];
@@ -132,7 +131,7 @@
       x: {label: "learning rate", scale: "log", format: small}, y: {label: "flipped", scale: "log", min: 1e-5, max: 1, format: share}});
     const plot = charts.lines(spec());
     watchers.push(() => plot.update(spec()));
-    return card("At every learning rate", {size: "half"}, plot, el("p", {class: "note"}, "Computed here, 4,000 weights for each point. Pretraining is on the right, where most weights change in each step; RL is on the left."));
+    return card("At every learning rate", {size: "half"}, plot, el("p", {class: "note"}, "Computed here, 4,000 weights for each point. On the right most weights change in each step, on the left hardly any."));
   }
 
   /* -- 3: the delta -- */

@@ -31,39 +31,64 @@ window.weights = (() => {
 
   /* Gradients are mostly noise around a small signal of each weight's own, as in reinforcement learning. */
   const SIGNAL = 0.35, BETA1 = 0.9, BETA2 = 0.999;
+  /* Magnitudes of weights are log-normal. */
+  const MEDIAN = 0.012, SPREAD = 1.5;
+
+  /* Weights to begin with, and what Adam makes of their gradients: its updates at a learning rate of 1, step by step. They
+     are the same at every learning rate, so they are computed once. */
+  const courses = new Map();
+  function course(size, seed) {
+    const key = size + " " + seed;
+    if (courses.has(key)) return courses.get(key);
+    const {even, normal} = generator(seed);
+    const begin = new Float32Array(size), signal = new Float32Array(size), m = new Float64Array(size), v = new Float64Array(size);
+    for (let i = 0; i < size; i += 1) {
+      begin[i] = (even() < 0.5 ? -1 : 1) * MEDIAN * Math.exp(SPREAD * normal());
+      signal[i] = SIGNAL * normal();
+    }
+    const made = [];
+    function updates(step) {
+      while (made.length < step) {
+        const one = 1 - BETA1 ** (made.length + 1), two = 1 - BETA2 ** (made.length + 1), row = new Float32Array(size);
+        for (let i = 0; i < size; i += 1) {
+          const gradient = signal[i] + normal();
+          m[i] = BETA1 * m[i] + (1 - BETA1) * gradient;
+          v[i] = BETA2 * v[i] + (1 - BETA2) * gradient * gradient;
+          row[i] = m[i] / one / (Math.sqrt(v[i] / two) + 1e-8);
+        }
+        made.push(row);
+      }
+      return made[step - 1];
+    }
+    courses.set(key, {begin, updates});
+    return courses.get(key);
+  }
 
   /* Weights under Adam, each with a master in float32, or rounded to bfloat16 after each step. */
-  function population(size, seed, {masters = true, median = 0.012, spread = 1.5, start} = {}) {
-    const {even, normal} = generator(seed);
-    const weight = new Float32Array(size), signal = new Float32Array(size), m = new Float64Array(size), v = new Float64Array(size);
-    const half = new Uint16Array(size);
+  function population(size, seed, {masters = true, start} = {}) {
+    const {begin, updates} = course(size, seed), weight = Float32Array.from(begin), half = new Uint16Array(size);
     let steps = 0;
+    if (start !== undefined) weight.fill(start);
     for (let i = 0; i < size; i += 1) {
-      weight[i] = start === undefined ? (even() < 0.5 ? -1 : 1) * median * Math.exp(spread * normal()) : start;
-      signal[i] = SIGNAL * normal();
       half[i] = bf16(weight[i]);
       if (!masters) weight[i] = valueOf(half[i]);
     }
     /* One step; returns how many of the published weights flipped, and calls each(i, old bits, update). */
     function step(rate, each) {
       steps += 1;
-      const one = 1 - BETA1 ** steps, two = 1 - BETA2 ** steps;
+      const row = updates(steps);
       let flips = 0;
       for (let i = 0; i < size; i += 1) {
-        const gradient = signal[i] + normal();
-        m[i] = BETA1 * m[i] + (1 - BETA1) * gradient;
-        v[i] = BETA2 * v[i] + (1 - BETA2) * gradient * gradient;
-        const update = (rate * (m[i] / one)) / (Math.sqrt(v[i] / two) + 1e-8);
-        weight[i] -= update;
+        weight[i] -= rate * row[i];
         const old = half[i], now = bf16(weight[i]);
         if (old !== now) flips += 1;
         half[i] = now;
         if (!masters) weight[i] = valueOf(now);
-        if (each) each(i, old, update);
+        if (each) each(i, old, rate * row[i]);
       }
       return flips;
     }
-    return {weight, half, step, get steps() { return steps; }};
+    return {weight, half, step};
   }
 
   /* After some steps, in which the moments settle, count the flips of the next ones, by exponent. */
