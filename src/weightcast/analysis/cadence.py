@@ -65,10 +65,10 @@ def squash_bytes(windows: Mapping[int, Sequence[int]], span: int, most: int) -> 
     """The size of a squash over ``span`` versions: measured, or as the growth of the widest two continues."""
     means = {each: sum(sizes) / len(sizes) for each, sizes in windows.items() if sizes}
     if span in means:
-        return min(means[span], most)
+        return float(min(means[span], most))
     widest = max(means)
     growth = math.log2(means[widest] / means[widest // 2]) if widest > 1 and means[widest // 2] else 1.0
-    return min(means[widest] * (span / widest) ** min(max(growth, 0.0), 1.0), most)
+    return float(min(means[widest] * (span / widest) ** min(max(growth, 0.0), 1.0), most))
 
 
 def cadences(
