@@ -2,12 +2,13 @@
 
     python tests/support/rgw.py -- python benchmarks/estimate_check.py [--scale 1.0] [--rounds 4] [--full 1000:2]
 
-The model of `speed.py`: 596 M bf16 parameters, of which every version changes 1 %. A publisher and a follower that holds
-arrays, in one process; an S3 at AWS_ENDPOINT_URL, here a Ceph RGW, in which a bucket is made; links of a given rate and
-delay to it and from it (`shaped_link.py`). Each round measures this machine's rates, as the command does without
-`--rates`, then small requests through the links, and then publishes two versions with each codec: so both sides are
-measured under the same load. Of both the shortest counts, phase by phase: the one least disturbed. `--full` also moves a whole checkpoint over a link.
-Prints JSON; a table goes to stderr, with the estimate as a multiple of what was measured.
+The model of `speed.py`: 596 M bf16 parameters, of which every version changes 1 %. A publisher and a follower that
+holds arrays, in one process; an S3 at AWS_ENDPOINT_URL, here a Ceph RGW, in which a bucket is made; links of a given
+rate and delay to it and from it (`shaped_link.py`). Each round measures this machine's rates, as the command does
+without `--rates`, then small requests through the links, and then publishes two versions with each codec: so both sides
+are measured under the same load. Of both the shortest counts, phase by phase: the one least disturbed. `--full` also
+moves a whole checkpoint over a link. Prints JSON; a table goes to stderr, with the
+estimate as a multiple of what was measured.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def latencies(writer: Store, reader: Store) -> tuple[float, float]:
 def synced(
     codec: wc.CodecName, writer: Store, reader: Store, held: wc.Arrays, states: list[wc.Arrays], threads: int | None
 ) -> list[dict[str, float]]:
-    """The phases of two versions; the states follow each other in turn. One before them warms up, and does not count."""
+    """The phases of two versions; the states follow each other in turn. The version before them does not count."""
     events: list[wc.Event] = []
     totals: dict[int, dict[str, float]] = {}
     publisher = wc.Publisher(writer, states[1], codec=codec, threads=threads, on_event=events.append)

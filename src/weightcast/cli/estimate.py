@@ -186,8 +186,8 @@ def _costs(found: dict[Method, Estimate], prices: Prices, step: float | None) ->
         "egress",
         hourly if priced else "",
         "requests",
-        "host memory: rank",
-        "worker",
+        "memory: a rank",
+        "a worker",
     )
     for method, one in found.items():
         money = one.money(prices) * (3600 / step if step else 1)
@@ -240,5 +240,5 @@ def _conclusions(
 
 def _pace(name: str, one: Estimate, step: float) -> str:
     """What a method does to a training whose steps take so long."""
-    paused = f"replicas pause {one.pause / step:.1%} of the time" if one.pause < step else "replicas only pause"
+    paused = f"replicas pause {100 * one.pause / step:.2g} % of the time" if one.pause < step else "replicas only pause"
     return f"{name}: weights are {one.seconds / step:.2g} steps old when they are live; {paused}"
