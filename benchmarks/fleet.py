@@ -155,9 +155,14 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, object]:
     (root_key, trusted), (writer_key, writer), (_, stranger) = (
         key_in(root, name) for name in ("root", "writer", "other")
     )
-    wc.init(home.folder, weights, sign=root_key)
-    add = ("key", "add", home.folder, writer, "--role", "writer", "--sign", root_key)
-    subprocess.run([*COMMAND, *add], check=True, stdout=subprocess.DEVNULL)
+    wc.init(home.folder, weights, sign=None if options.unsigned else root_key)
+    if not options.unsigned:
+        add = ("key", "add", home.folder, writer, "--role", "writer", "--sign", root_key)
+        subprocess.run([*COMMAND, *add], check=True, stdout=subprocess.DEVNULL)
+    trusting = () if options.unsigned else ("--trust", trusted)
+    times: dict[str, float] = {}
+    commits: list[float] = []
+    zero = time.monotonic()
     folders = [root / f"follower-{i:02}" for i in range(options.followers)]
     with ExitStack() as opened:
         for region in (east, west):
@@ -165,34 +170,46 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, object]:
             opened.enter_context(running("copy", home.url, region.folder, "--follow", "--json", log=log))
         while not all((region.folder / "index.json").exists() for region in (east, west)):
             time.sleep(0.5)
+        times["followers start"] = time.monotonic() - zero
         for i, folder in enumerate(folders):
             near, far = (east, west) if i % 2 else (west, east)
             sources = ("--near", near.url, "--near", far.url)
             pull = ("pull", home.url, folder, "--follow", "--every", "2", "--threads", "1", "--json")
-            opened.enter_context(running(*pull, *sources, "--trust", trusted, log=folder.with_suffix(".log")))
+            opened.enter_context(running(*pull, *sources, *trusting, log=folder.with_suffix(".log")))
         alien = root / "alien"
         sources = ("--near", east.url, "--near", west.url)
         refused = subprocess.run(
             [*COMMAND, "pull", home.url, alien, *sources, "--trust", stranger], capture_output=True
         )
         assert wait_for(folders, 0, 900), "not all followers have begun"
-        publisher = opened.enter_context(wc.Publisher(home.folder, weights, threads=1, sign=writer_key, trust=trusted))
+        times["followers begun"] = time.monotonic() - zero
+        sign, trust = (None, None) if options.unsigned else (writer_key, trusted)
+        publisher = opened.enter_context(wc.Publisher(home.folder, weights, threads=1, sign=sign, trust=trust))
         away = None
         for number in range(1, options.versions + 1):
             train(weights, rng)
             publisher.publish(step=number)
+            commits.append(time.monotonic() - zero)
             if number == options.versions // 3:
                 east.away()
                 away = time.monotonic()
+                times["away"] = away - zero
             time.sleep(options.every)
             if away is not None and time.monotonic() - away >= options.away:
                 east.back()
+                times["back"] = time.monotonic() - zero
                 away = None
         if away is not None:
             time.sleep(max(0.0, options.away - (time.monotonic() - away)))
             east.back()
+            times["back"] = time.monotonic() - zero
         head = publisher.flush()
         arrived = wait_for(folders, head.version, 300)
+        times["end"] = time.monotonic() - zero
+        served = {
+            served.folder.name: {kind: [served.requests[kind], served.nbytes[kind]] for kind in (*KINDS, "other")}
+            for served in (home, east, west)
+        }
     digests = []
     for folder in folders:
         with wc.Checkpoint(folder) as files:
@@ -211,10 +228,11 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, object]:
             "exit_code": refused.returncode,
             "files": sorted(path.name for path in alien.glob("*.safetensors")),
         },
-        "served": {
-            served.folder.name: {kind: [served.requests[kind], served.nbytes[kind]] for kind in (*KINDS, "other")}
-            for served in (home, east, west)
-        },
+        "served": served,
+        "times": times,
+        "commits": commits,
+        "delta_bytes": [chain.manifest(version).nbytes for version in chain.versions(0)],
+        "anchor_bytes": anchor,
         "predicted_bytes": {
             "home": 2 * (deltas + anchor),
             "east and west": len(folders) * (deltas + anchor),
@@ -234,6 +252,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=6.0, help="seconds between versions")
     parser.add_argument("--away", type=float, default=60.0, help="seconds without the first region's bucket")
     parser.add_argument("--elements", type=int, default=1 << 21)
+    parser.add_argument("--unsigned", action="store_true", help="without keys, but for the follower that trusts one")
     options = parser.parse_args()
     wc.warm_up()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,32 +1,32 @@
-"""What signatures cost: milliseconds per version to sign and to check, and requests with and without them.
+"""What signatures cost: CPU time per version to commit and to read it, and requests, with and without them.
 
     python benchmarks/signing.py                prints JSON
 
-A version is published and followed in memory, once the publisher and the subscriber have begun. The times of signing
-and checking are those of the very calls, without the store and without the fetch: a writer signs and then checks its
-own manifest, a reader checks it. The manifests have one object, and as many as a sharded training of 512 ranks has.
+The times are those of a writer's `Chain.commit` and of a reader's `Chain.manifest` on a store in memory, whole: reading
+the version before and checking it, signing, checking what was signed, writing; and reading and checking. A signed
+channel and one that is not take turns, version by version. The manifests have one object, and as many as a sharded
+training of 512 ranks has. Requests are counted of a publisher and a subscriber, once both have begun.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
-from weightcast.channel.guard import Guard
 from weightcast.channel.keyring import AllowedKey, first_keyring
 from weightcast.channel.keys import delta_key, keyring_key
-from weightcast.channel.records import Manifest, ObjectRef, dump_record, load_record
-from weightcast.channel.signed import signed
+from weightcast.channel.records import Manifest, ObjectRef
 from weightcast.channel.signing import PrivateKey
 from weightcast.channel.trust import Signing, Trust
 from weightcast.publish.open import init_signed
@@ -47,59 +47,55 @@ class Counting(MemoryStore):
         return super().__getattribute__(name)
 
 
-def milliseconds(call: Callable[[], object], repeats: int) -> dict[str, float]:
-    """The median and the slowest tenth of so many calls."""
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        found.append(1000 * (time.perf_counter() - began))
-    found.sort()
-    return {"median": round(statistics.median(found), 4), "p90": round(found[int(0.9 * len(found))], 4)}
+def milliseconds(call: Callable[[], object]) -> float:
+    """Of CPU time, which other work on the machine adds little to."""
+    began = time.process_time()
+    call()
+    return 1000 * (time.process_time() - began)
 
 
-def manifest_of(channel: str, version: int, objects: int) -> Manifest:
-    digest = f"{version:064x}"
-    position, base = wc.Position(version, digest), wc.Position(version - 1, f"{version - 1:064x}")
-    folder = "0" * 16 if objects > 1 else None
-    sums = [f"{number:016x}" + "0" * 48 for number in range(objects)]
-    refs = tuple(ObjectRef(delta_key(position, sha256, folder), 1000, sha256) for sha256 in sums)
-    return Manifest(channel, position, base, refs, "banded", 1, version, 1.5, "writer")
-
-
-def begun(versions: int) -> tuple[MemoryStore, PrivateKey, Trust, str]:
-    """A signed channel with a key list, and the key of its writer."""
+def begun(*, is_signed: bool) -> tuple[Store, Signing]:
+    """A channel and what its writer trusts and signs with; a signed one has a key list with the writer's key."""
     root, writer = PrivateKey.new(), PrivateKey.new()
-    trust, store = Trust(str(root.public)), MemoryStore()
-    init_signed(Signing(trust, root), store, wc.Arrays({"w": np.zeros(4, np.float32)}))
-    channel = Chain.open(store).channel.id
-    ring = first_keyring(channel, [AllowedKey(writer.public, "writer", 0, versions)], root)
-    store.put(keyring_key(1), ring.to_json())
-    return store, writer, trust, channel
+    trust, store = Trust(str(root.public)) if is_signed else None, MemoryStore()
+    init_signed(Signing(trust, root if is_signed else None), store, wc.Arrays({"w": np.zeros(4, np.float32)}))
+    if is_signed:
+        ring = first_keyring(Chain.open(store).channel.id, [AllowedKey(writer.public, "writer")], root)
+        store.put(keyring_key(1), ring.to_json())
+    return store, Signing(trust, writer if is_signed else None)
 
 
-def calls(objects: int, repeats: int) -> dict[str, Any]:
-    """Signing and checking a manifest of so many objects."""
-    store, writer, trust, channel = begun(10**6)
-    chain = Chain.open(store, Signing(trust))
-    assert isinstance(chain.guard, Guard)
-    guard, bare = chain.guard, manifest_of(channel, 7, objects)
+def draft(chain: Chain, base: wc.Position, objects: int) -> Manifest:
+    """The manifest of the version after ``base``."""
+    position = wc.Position(base.version + 1, hashlib.sha256(str(base).encode()).hexdigest())
+    folder = "0" * 16 if objects > 1 else None
+    sums = [hashlib.sha256(f"{base} {number}".encode()).hexdigest() for number in range(objects)]
+    refs = [ObjectRef(delta_key(position, sha256, folder), 1000, sha256) for sha256 in sums]
+    return chain.draft(position, base, refs, "banded", 1, position.version, "writer")
 
-    def sign() -> Manifest:
-        return signed(replace(bare, previous="0" * 64, keyring=guard.keyring_number), channel, writer)
 
-    data = dump_record(sign())
-    read = load_record(Manifest, data)
-    signing = milliseconds(sign, repeats)
-    checking = milliseconds(lambda: guard.check_manifest(read, data), repeats)
-    both = round(signing["median"] + checking["median"], 4)
-    return {
-        "objects": objects,
-        "bytes": len(data),
-        "sign_ms": signing,
-        "check_ms": checking,
-        "sign_and_check_ms": both,
-    }
+def times(objects: int, versions: int) -> dict[str, Any]:
+    """Committing and reading manifests of so many objects."""
+    found: dict[tuple[str, bool], list[float]] = {}
+    channels = {is_signed: begun(is_signed=is_signed) for is_signed in (True, False)}
+    writers = {is_signed: Chain.open(store, signing) for is_signed, (store, signing) in channels.items()}
+    readers = {is_signed: Chain.open(store, Signing(signing.trust)) for is_signed, (store, signing) in channels.items()}
+    at = {is_signed: chain.manifest(0).position for is_signed, chain in writers.items()}
+    for _ in range(versions):
+        for is_signed, writer in writers.items():
+            manifest = draft(writer, at[is_signed], objects)
+            at[is_signed] = manifest.position
+            read = partial(readers[is_signed].manifest, manifest.position.version)
+            found.setdefault(("commit", is_signed), []).append(milliseconds(partial(writer.commit, manifest)))
+            found.setdefault(("read", is_signed), []).append(milliseconds(read))
+    medians = {which: statistics.median(times[1:]) for which, times in found.items()}
+    rows: dict[str, Any] = {"objects": objects, "bytes": len(readers[True].read_manifest(versions)[1])}
+    for call in ("commit", "read"):
+        signed, unsigned = medians[call, True], medians[call, False]
+        added = round(signed - unsigned, 4)
+        rows[f"{call}_ms"] = {"signed": round(signed, 4), "unsigned": round(unsigned, 4), "added": added}
+    rows["added_ms"] = round(rows["commit_ms"]["added"] + rows["read_ms"]["added"], 4)
+    return rows
 
 
 def requests(versions: int, *, is_signed: bool) -> dict[str, float]:
@@ -133,17 +129,13 @@ def requests(versions: int, *, is_signed: bool) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=2000)
-    parser.add_argument("--versions", type=int, default=100)
+    parser.add_argument("--versions", type=int, default=500)
     options = parser.parse_args()
     found = {
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
-        "manifest": [
-            calls(objects, options.repeats if objects == 1 else options.repeats // 10) for objects in (1, 512)
-        ],
+        "version": [times(objects, options.versions) for objects in (1, 512)],
         "requests_per_version": {
-            "signed": requests(options.versions, is_signed=True),
-            "unsigned": requests(options.versions, is_signed=False),
+            name: requests(100, is_signed=is_signed) for name, is_signed in (("signed", True), ("unsigned", False))
         },
     }
     print(json.dumps(found, indent=1))

@@ -35,6 +35,9 @@ PACKAGES = [
     "engine",
     "integrations",
     "upkeep",
+    "analysis",
+    "view",
+    "estimate",
     "cli",
 ]
 """docs/ARCHITECTURE.md draws it: a package imports only what stands above it."""

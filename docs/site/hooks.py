@@ -1,5 +1,5 @@
 """What the site needs beyond docs/: pages from the repository's root, the help of every verb, and a check that the
-site works without a network.
+site works without a network. And one page that is no Markdown, the interactive explanation.
 
 A link to a file that is no page of the site (source, tests) becomes its path as text. A link to nothing, and a page
 that would load a script, a style sheet, a font or an image from elsewhere, fail the build.
@@ -7,6 +7,7 @@ that would load a script, a style sheet, a font or an image from elsewhere, fail
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from weightcast.cli import app
 from weightcast.cli.verbs import PANELS
+from weightcast.view.page import page as page_in_one_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +33,9 @@ PAGES = {
 """Files outside docs/ that are pages of the site, and what they are called there."""
 
 COMMAND = "reference/command.md"
+
+EXPLANATION = "docs/site/explain/explain.js", "explain.html"
+"""The script of the interactive explanation, and the page that is made of it; a link to the one leads to the other."""
 
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _LOADED = re.compile(
@@ -51,6 +56,8 @@ def page_of(path: Path) -> str | None:
     name = path.relative_to(ROOT).as_posix()
     if name in PAGES:
         return PAGES[name]
+    if name == EXPLANATION[0]:
+        return EXPLANATION[1]
     return name.removeprefix("docs/") if name.startswith("docs/") and name.endswith(".md") else None
 
 
@@ -87,10 +94,21 @@ def command_page() -> str:
     return "\n\n".join(text)
 
 
+def explanation() -> str:
+    """The interactive explanation, in one file."""
+    here = Path(__file__).parent / "explain"
+    scripts = [str(here / name) for name in ("weights.js", "explain.js")]
+    figures = json.loads((here / "figures.json").read_text())
+    return page_in_one_file(
+        "Why so few weights change", scripts=scripts, styles=[str(here / "explain.css")], data={"figures": figures}
+    ).html
+
+
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     for name, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
     files.append(File.generated(config, COMMAND, content=command_page()))
+    files.append(File.generated(config, EXPLANATION[1], content=explanation()))
     return files
 
 

@@ -66,6 +66,20 @@ def test_events_of_agent_engine_and_mirror_are_lines_in_a_file(
     assert (paused[0], paused[-1]) == ("pause", "resume")
 
 
+def test_engine_is_updated_from_a_near_copy_and_from_the_home_without_it(
+    training: Training, engine: Local, tmp_path: Path
+) -> None:
+    copy, home = tmp_path / "copy", Path(training.url)
+    assert run("copy", home, copy).code == 0
+    (home / "deltas").rename(tmp_path / "deltas")
+    assert attach(training, tmp_path, "--version", "1", "--once", "--near", str(copy)).code == 0
+    assert engine.served == "1"
+    (tmp_path / "deltas").rename(home / "deltas")
+    copy.rename(tmp_path / "away")
+    assert attach(training, tmp_path, "--once", "--near", str(copy)).code == 0
+    assert engine.served == "2"
+
+
 def test_tag_that_is_not_there_is_refused_before_the_engine_is_asked(
     training: Training, engine: Local, tmp_path: Path
 ) -> None:

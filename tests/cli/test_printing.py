@@ -32,6 +32,7 @@ from weightcast.cli.verbs import VERBS
 from weightcast.cli.wording import moment, one_line, span
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import save
+from weightcast.estimate.rates import CODECS, PHASES, Rates, Work, dump
 from weightcast.format.spec import TensorSpec, TensorTable
 
 TITLE = "\x1b]0;owned\x07"
@@ -231,6 +232,8 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield ("verify", url, "--engine", "http://127.0.0.1:1")
     yield from (("tag", url, 1, f"t{CLEAR}"), ("tag", url, 1, "release"), ("tag", url), ("tag", gone))
     yield from (("compare", url, 0, 1), ("compare", url, 0, 99), ("compare", gone, 0, 1), ("cache",))
+    pair, page = (world.old, world.new), tmp_path / f"page{CLEAR}"
+    yield from (("analyze", url), ("analyze", *pair), ("analyze", gone), ("analyze", *pair, "-o", page))
     yield from (("repair", url), ("repair", gone), ("forget", url, f"r{CLEAR}"), ("forget", gone, "r"))
     yield from (("copy", url, tmp_path / f"copy{CLEAR}"), ("copy", gone, tmp_path / "y"), ("copy", url, url))
     history, key = tmp_path / f"run{TITLE}{CLEAR}", tmp_path / f"key{CLEAR}"
@@ -240,6 +243,16 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield from (("key", "new", key), ("key", "show", key), ("key", "show", gone), ("key", "new", key))
     yield from (("key", "show", url, "--trust", f"{key}.pub"), ("pull", url, tmp_path / "z", "--trust", CLEAR))
     yield ("key", "add", url, CLEAR, "--role", "writer", "--sign", key)
+    yield from (("estimate", CLEAR, "--rates", gone), ("estimate", "1M", "--rates", gone))
+    yield ("estimate", "1M", "--rates", hostile_rates(tmp_path))
+
+
+def hostile_rates(folder: Path) -> Path:
+    """A file of rates of a machine with a hostile name."""
+    path = folder / "rates.json"
+    works = dict.fromkeys(PHASES, Work())
+    path.write_text(dump(Rates(HOSTILE, 1, dict.fromkeys(CODECS, works), 0.0, 0.0, 0.0, 0.0)))
+    return path
 
 
 def test_no_verb_lets_text_from_outside_act_on_the_terminal(world: World, tmp_path: Path) -> None:

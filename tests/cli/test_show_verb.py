@@ -11,9 +11,10 @@ from cli_world import World, facts, text
 from scripted_store import ScriptedStore
 
 import weightcast as wc
-from weightcast.cli.heat import heat_of, place_of
+from weightcast.cli.heat import heat_of
 from weightcast.format.tensors import TensorSpec
 from weightcast.store import open_store
+from weightcast.view.places import place_of
 
 
 def test_show_counts_every_tensor(shared: World) -> None:

@@ -16,6 +16,7 @@ import weightcast as wc
 from weightcast.cli.verbs import VERBS
 
 SCRIPT = Path(sys.executable).with_name("weightcast")
+RATES = Path(__file__).parents[2] / "docs" / "guides" / "rates" / "h200.json"
 SIGNAL_ON_IMPORT = Path(__file__).parents[1] / "support" / "signal_on_import"
 MOMENTS = (
     "weightcast._startup",
@@ -63,11 +64,13 @@ def channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("plan", "URL", "--from", "nothing"),
         ("plan", "URL", "--from", "0"),
         ("pull", "--help"),
+        ("estimate", "7B", "--rates", "RATES"),
     ],
     ids=" ".join,
 )
 def test_quick_verb_imports_nothing_heavy(channel: Path, arguments: tuple[str, ...]) -> None:
-    named = [str(channel) if argument == "URL" else argument for argument in arguments]
+    places = {"URL": str(channel), "RATES": str(RATES)}
+    named = [places.get(argument, argument) for argument in arguments]
     imported = imported_by(sys.executable, "-m", "weightcast", *named)
     assert "weightcast.cli.console" in imported
     assert not imported & (HEAVY - {"numpy", "numba"} if arguments[0] == "pull" else HEAVY)

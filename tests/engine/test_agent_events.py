@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from local_engine import Local, Training, attached  # noqa: E402
 
+from weightcast.engine.messages import Outcome, UpdateEngine  # noqa: E402
 from weightcast.events.event import PHASES, ROLES, Event  # noqa: E402
 
 
@@ -53,6 +55,30 @@ def test_version_has_the_phases_of_agent_engine_and_mirror(training: Training, t
     assert staged.began <= paused[0].began
     assert {event.phase for event in told.events} <= set(PHASES)
     assert {event.role for event in told.events} <= set(ROLES)
+
+
+class Talkative(Local):
+    """Its answers have phases that no engine has."""
+
+    def update(self, update: UpdateEngine) -> Outcome:
+        outcome = super().update(update)
+        more = {f"\x1b[31m{number}": 2**62 for number in range(100)}
+        return replace(outcome, microseconds={**outcome.microseconds, **more})
+
+
+def test_phases_that_an_engine_makes_up_are_ignored(training: Training, tmp_path: Path) -> None:
+    """They would be labels of metrics, and a heartbeat with them would be refused by all who read it."""
+    told = Told()
+    with attached(training, Talkative(training.weights), tmp_path, replica="rack-7", on_event=told) as agent:
+        agent.step()
+        training.step(1)
+        update = agent.step()
+        agent.catch_up()
+        assert agent.last is update
+        assert update is not None
+        assert update.pause < 3600
+        assert set(update.seconds) <= set(PHASES)
+    assert {event.phase for event in told.events} <= set(PHASES)
 
 
 def test_agent_whose_sink_fails_updates_the_engine(

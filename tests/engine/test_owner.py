@@ -31,7 +31,7 @@ from weightcast.errors import EngineBusyError  # noqa: E402
 
 A, B = "a" * 32, "b" * 32
 PORT = 8000
-SECONDS = 10.0
+SECONDS, FEWEST = 10.0, 4
 
 
 def test_lease_is_renewed_released_and_taken_over_when_it_ends() -> None:
@@ -122,8 +122,11 @@ def test_two_agents_that_fight_for_an_engine_and_are_killed_never_make_it_serve_
         trainer.start()
         agents = {name: started(training.url, tmp_path, name) for name in ("one", "two")}
         chance, end = random.Random(1), time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            time.sleep(chance.uniform(0.2, 3))
+        patience, before = 1, 0
+        while time.monotonic() < end or len(set(served)) < FEWEST:
+            time.sleep(chance.uniform(0.2, 3) * patience)
+            # On a busy machine an agent takes long to start: as long as none gets anywhere, each may live longer.
+            patience, before = (1 if len(served) > before else patience + 1), len(served)
             name = chance.choice(list(agents))
             agents[name].kill()
             agents[name].wait()
@@ -136,7 +139,6 @@ def test_two_agents_that_fight_for_an_engine_and_are_killed_never_make_it_serve_
             agent.kill()
             agent.wait()
     assert not wrong
-    assert len(set(served)) > 3
     assert expected[hashed(engine.models[0])] == head
 
 

@@ -16,7 +16,7 @@ from signed_channel import SignedChannel, arrays, bits_of
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.keyring import AllowedKey, first_keyring
-from weightcast.channel.keys import keyring_key, manifest_key
+from weightcast.channel.keys import KEYRING, keyring_key, manifest_key
 from weightcast.channel.records import Manifest, dump_record, load_record
 from weightcast.channel.signed import signed
 from weightcast.channel.signing import PrivateKey
@@ -364,7 +364,7 @@ def test_older_key_list_does_not_bring_back_a_revoked_key(channel: SignedChannel
     channel.pull("victim", channel.trust)
     channel.revoke("writer", last=VERSIONS)
     channel.pull("victim")
-    newest = sorted(listed.key for listed in channel.store.list("keyring/"))[-1]
+    newest = sorted(listed.key for listed in channel.store.list(KEYRING))[-1]
     channel.path(newest).unlink()
     # Whoever stole the writer's key goes on with it, and shows the list in which it still counts.
     channel.publish()

@@ -17,6 +17,7 @@ from weightcast.channel.policy import AtLeast, Every, Pinned
 from weightcast.channel.records import Anchor, ObjectRef, dump_record
 from weightcast.errors import (
     AccessError,
+    MissingError,
     NoRouteError,
 )
 from weightcast.follow.subscriber import Subscriber
@@ -178,6 +179,17 @@ def test_anchor_with_a_file_name_the_disk_refuses_is_planned_around(ram: Path) -
     world.store.put(f"{folder}anchor.json", dump_record(Anchor(world.chain.channel.id, position, (ref,))))
     assert follow(world) == 4
     world.check_mirror([4])
+
+
+def test_follower_of_a_pinned_version_stays_when_that_was_collected(world: World) -> None:
+    held = nothing_like(world.states[0])
+    with Subscriber(world.store, held, Pinned(0), threads=1) as subscriber:
+        subscriber.sync()
+        world.store.delete(manifest_key(2))
+        subscriber.policy = Pinned(2)
+        with pytest.raises(MissingError):
+            subscriber.sync()
+    assert same_bits(held, world.states[0])
 
 
 def test_follower_of_every_version_continues_after_a_collected_one(world: World) -> None:

@@ -127,15 +127,13 @@ def requests(home: Path, signer: str | None) -> tuple[Counter[str], Counter[str]
     return counted[0], counted[1]
 
 
-def test_signatures_take_a_writer_one_request_more_for_a_version_and_others_none(tmp_path: Path) -> None:
+def test_signatures_take_nobody_a_request_for_a_version(tmp_path: Path) -> None:
     found = {}
     for name in ("root", "writer", None):
         home = tmp_path / str(name)
         home.mkdir()
         found[name] = requests(home, name)
-    assert found["root"] == found[None]
-    written, read = found["writer"]
-    assert (written - found[None][0], read) == (Counter(get=10), found[None][1])
+    assert found["root"] == found["writer"] == found[None]
 
 
 def test_ranks_of_a_sharded_training_sign_together(channel: SignedChannel, tmp_path: Path) -> None:

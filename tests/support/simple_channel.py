@@ -56,7 +56,7 @@ class Channel:
         return manifest
 
     def head(self) -> int:
-        version = max(int(path.stem) for path in (self.bucket / "manifests").iterdir())
+        version = max(int(path.stem) for path in (self.bucket / "manifests").glob("[0-9]*"))
         while self.manifest(version + 1) is not None:
             version += 1
         return version

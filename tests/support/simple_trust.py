@@ -43,7 +43,7 @@ class Checker:
         self.keys: list[list] = []
         self.numbers = 0
         previous = None
-        while (path := bucket / "keyring" / f"{self.numbers + 1:012d}.json").exists():
+        while (path := bucket / "manifests" / f"keyring-{self.numbers + 1:012d}.json").exists():
             entry = self._record(path)
             need(path.read_bytes() == canonical(entry), "15.2.1 not canonical")
             need((entry["number"], entry["previous"]) == (self.numbers + 1, previous), "15.2.4 does not follow")
@@ -70,7 +70,7 @@ class Checker:
 
     def manifests(self) -> None:
         previous = None
-        for version, path in enumerate(sorted((self.bucket / "manifests").iterdir())):
+        for version, path in enumerate(sorted((self.bucket / "manifests").glob("[0-9]*"))):
             manifest = self._record(path)
             need(path.read_bytes() == canonical(manifest), "15.1.5 not canonical")
             need(manifest.get("previous") == previous, "15.1.5 does not follow")

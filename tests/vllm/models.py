@@ -11,6 +11,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import (
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    Blip2Processor,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -22,6 +25,7 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
 VOCABULARY = 520
 CONTEXT = 256
@@ -57,6 +61,15 @@ HYBRID = {
     "linear_value_head_dim": 64,
     "layer_types": ["linear_attention", "full_attention"],
 }
+PIXELS = 32
+QUERIES = 4
+ENCODER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.1,
+}
 
 
 def make(kind: str, folder: Path, *, seed: int = 0) -> Path:
@@ -70,7 +83,7 @@ def make(kind: str, folder: Path, *, seed: int = 0) -> Path:
     finally:
         torch.set_default_dtype(before)
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    (_processor() if kind == "blip2" else tokenizer()).save_pretrained(folder)
     return folder
 
 
@@ -110,6 +123,27 @@ def _qwen3_next() -> PreTrainedModel:
     return Qwen3NextForCausalLM(Qwen3NextConfig(**shape, **TOKENS, tie_word_embeddings=False))
 
 
+def _blip2() -> PreTrainedModel:
+    """It sees pictures, and is one of the few such models that vLLM loads without torchvision."""
+    more = {"vocab_size": VOCABULARY + 1}  # the picture's token
+    return Blip2ForConditionalGeneration(
+        Blip2Config(
+            vision_config=ENCODER | {"image_size": PIXELS, "patch_size": 8, "model_type": "blip_2_vision_model"},
+            qformer_config=ENCODER | more | {"encoder_hidden_size": 64, "cross_attention_frequency": 1},
+            text_config=TINY | TOKENS | more | {"model_type": "qwen3", "tie_word_embeddings": True},
+            num_query_tokens=QUERIES,
+            image_token_index=VOCABULARY,
+            initializer_range=0.1,
+        )
+    )
+
+
+def _processor() -> Blip2Processor:
+    """It gives the picture's token, ``<image>``, the next free number."""
+    pictures = BlipImageProcessorPil(size={"height": PIXELS, "width": PIXELS})
+    return Blip2Processor(pictures, tokenizer(), num_query_tokens=QUERIES)
+
+
 def _big() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**BIG, **TOKENS, tie_word_embeddings=True))
 
@@ -121,5 +155,6 @@ KINDS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": _llama,
     "moe": _moe,
     "qwen3-next": _qwen3_next,
+    "blip2": _blip2,
     "big": _big,
 }

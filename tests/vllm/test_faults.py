@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from engines import Engine, serving
-from world import Attached, Clients, Trainer, attached, live, must_be, report, training
+from world import Attached, Clients, Trainer, attached, client_of, live, must_be, report, training
 
 DYING = Path(__file__).parent / "dying.py"
 SLOW = "WEIGHTCAST_TEST_SLOW"  # as in site/faults.py
@@ -186,7 +186,7 @@ def world(shared: Engine, model: Callable[[str], Path], tmp_path: Path) -> Itera
 @contextmanager
 def asking(engine: Engine) -> Iterator[Clients]:
     """Requests in flight; none may fail."""
-    clients = Clients(engine)
+    clients = client_of(engine)
     yield clients
     clients.close()
 

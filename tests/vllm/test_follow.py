@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from engines import Generated, serving
-from world import Clients, answers, attached, must_be, training
+from world import answers, attached, client_of, must_be, training
 
 VERSIONS = 20
 COMPARED = (1, 11, 20)
@@ -25,7 +25,7 @@ def test_engine_after_twenty_versions_generates_what_a_fresh_engine_does(
         serving(begun, tensor_parallel=tensor_parallel) as engine,
         attached(trainer.channel, engine, tmp_path / "mirror") as agent,
     ):
-        clients = Clients(engine)
+        clients = client_of(engine)
         for version in range(1, VERSIONS + 1):
             assert trainer.step() == version
             agent.wait(version)
@@ -33,7 +33,7 @@ def test_engine_after_twenty_versions_generates_what_a_fresh_engine_does(
             if version in COMPARED:
                 clients.close()
                 said[trainer.save(tmp_path / f"version-{version}", begun)] = answers(engine)
-                clients = Clients(engine)
+                clients = client_of(engine)
         clients.close()
         assert not [event for event in agent.events if event["event"] == "warning"]
 

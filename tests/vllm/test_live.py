@@ -18,53 +18,28 @@ import pytest
 import torch
 import vllm
 from engines import Engine, serving
+from pictures import picture_url
 from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     CheckpointWeightPatch,
     load_checkpoint_weight_patches,
 )
-from world import Attached, attached, live, must_be, report
-
-import weightcast as wc
+from world import Attached, Clients, attached, live, must_be, report
+from written import Written
 
 SPECIALS = np.array([0x7F81, 0xFFC1, 0x7FFF, 0x8000, 0x0001, 0x807F, 0x7F80, 0xFF80], np.uint16)
 """NaNs with payloads, -0.0, denormals and infinities, as bf16."""
 
 
-class Written:
-    """Weights that a test sets bit by bit, and publishes."""
-
-    def __init__(self, model: Path, channel: Path):
-        self.channel = str(channel)
-        with wc.Checkpoint(model) as files:
-            arrays = {spec.name: files.read(spec.name).reshape(spec.shape).copy() for spec in files.table}
-            self.weights = wc.Arrays(arrays, dtypes={spec.name: spec.dtype for spec in files.table})
-        self._publisher = wc.Publisher(self.channel, self.weights)
-        self._rng = np.random.default_rng(0)
-
-    def publish(self) -> int:
-        return self._publisher.publish().result(60).position.version
-
-    def step(self) -> int:
-        """Change a hundredth of the elements by one unit in the last place."""
-        for spec in self.weights.table:
-            bits = self.weights.read(spec.name)
-            bits[self._rng.choice(bits.size, max(1, bits.size // 100), replace=False)] ^= 1
-        return self.publish()
-
-    def close(self) -> None:
-        self._publisher.close()
-
-
 @pytest.fixture(scope="module")
 def writer(model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    written = Written(model("qwen3"), tmp_path_factory.mktemp("live") / "channel")
+    written = Written(model("blip2"), tmp_path_factory.mktemp("live") / "channel")
     yield written
     written.close()
 
 
 @pytest.fixture(scope="module")
 def engine(model: Callable[[str], Path], writer: Written) -> Iterator[Engine]:
-    with serving(model("qwen3"), extra_args=["--enable-scale-out", "--enable-prompt-tokens-details"]) as running:
+    with serving(model("blip2"), extra_args=["--enable-scale-out", "--enable-prompt-tokens-details"]) as running:
         yield running
 
 
@@ -180,6 +155,38 @@ def test_prefixes_of_old_weights_are_computed_again_unless_they_shall_be_kept(
         agent.wait(writer.step())
         assert is_cached() is keeps
         assert is_cached()
+
+
+def look(engine: Engine) -> Any:
+    """What the engine makes of the picture."""
+    content = [{"type": "image_url", "image_url": {"url": picture_url()}}, {"type": "text", "text": "abc"}]
+    body = {"model": engine.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+    answer = engine.post("/v1/chat/completions", {**body, "temperature": 0, "logprobs": True, "ignore_eos": True})
+    return answer["choices"][0]["logprobs"]["content"]
+
+
+def test_picture_is_looked_at_again_after_each_update(agent: Attached, writer: Written, engine: Engine) -> None:
+    """The encoder's output is cached by the picture alone."""
+    agent.wait(writer.step())
+    seen = []
+    for _ in range(3):
+        seen.append(look(engine))
+        assert look(engine) == seen[-1]
+        writer.flip("vision_model.")
+        version = writer.publish()
+        agent.wait(version)
+    assert seen[1] != seen[0]
+    assert seen[2] == seen[0]
+    must_be(engine, writer.channel, version)
+
+
+def test_requests_with_pictures_do_not_fail_during_updates(agent: Attached, writer: Written, engine: Engine) -> None:
+    """vLLM sends a picture to its engine once; both sides must go on to agree on which ones are there."""
+    agent.wait(writer.step())
+    clients = Clients(4, lambda which: look(engine))
+    for _ in range(8):
+        agent.wait(writer.step())
+    clients.close()
 
 
 def test_agent_goes_back_to_a_version_and_forward_again(writer: Written, engine: Engine, mirror: Path) -> None:

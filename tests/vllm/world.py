@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,9 @@ def attached(channel: str, engine: Engine, mirror: Path | str, *more: str) -> It
 class Clients:
     """Requests that are always in flight; one that fails fails the test."""
 
-    def __init__(self, engine: Engine, many: int = 1):
-        self._engine = engine
+    def __init__(self, many: int, ask: Callable[[int], object]):
+        """``ask`` makes one, for the client of that number."""
+        self._request = ask
         self._stopped = threading.Event()
         self.done = 0
         self.errors: list[BaseException] = []
@@ -165,8 +166,7 @@ class Clients:
     def _ask(self, which: int) -> None:
         while not self._stopped.is_set():
             try:
-                answer = self._engine.generate([which + 1, 5, 9], 24)
-                assert len(answer.tokens) == 24
+                self._request(which)
                 self.done += 1
                 time.sleep(0.05)  # two cores have to do for all
             except BaseException as error:  # noqa: BLE001 -- told by the thread that waits
@@ -179,6 +179,15 @@ class Clients:
             thread.join()
         assert not self.errors, self.errors
         assert self.done
+
+
+def client_of(engine: Engine) -> Clients:
+    """One that asks an engine to continue a prompt."""
+
+    def ask(which: int) -> None:
+        assert len(engine.generate([which + 1, 5, 9], 24).tokens) == 24
+
+    return Clients(1, ask)
 
 
 def live(engine: Engine, channel: str) -> Proof:

@@ -21,6 +21,7 @@ from weightcast.channel.keys import (
     CHANNEL,
     CHANNEL_COPY,
     HEAD,
+    MANIFESTS,
     RECORD,
     Position,
     anchor_folder,
@@ -30,6 +31,7 @@ from weightcast.channel.keys import (
     delta_key,
     is_plain_file,
     manifest_key,
+    read_keyring_key,
     squash_key,
 )
 from weightcast.channel.records import (
@@ -42,7 +44,7 @@ from weightcast.channel.records import (
     dump_record,
     head_to_json,
 )
-from weightcast.channel.signed import signed, squash_signature
+from weightcast.channel.signed import signed, signed_with_bytes, squash_signature
 from weightcast.channel.trust import NO_SIGNING, Signing
 from weightcast.disk.companions import wanted
 from weightcast.disk.durable import Report, silent
@@ -237,20 +239,20 @@ class Chain(ChainReader):
         counts as ours if its bytes are the same.
         """
         self.refuse_without_signer()
-        if self.guard is not None and not self.signing.is_root:
-            self.guard.refresh()  # our key may have been revoked since: no reader would go past such a commit
         version = manifest.position.version
         lost = f"another writer committed version {version} first"
         found = self._fits(manifest.unsigned)
         if found is None:
             raise _conflict(self.store, lost)
-        manifest, data = found, dump_record(found)
+        manifest, data = found
         if self.guard is not None:
             self.guard.check_signature(manifest, data)  # never commit what readers with a key would refuse
         if self.channel.fence == "create":
             _create(self.store, manifest_key(version), data, lost)
         else:
             self._commit_listed(manifest, data, lost)
+        if self.guard is not None:
+            self.guard.remember(manifest, data)
         with suppress(StoreError):  # a hint: the version is committed with or without it
             self.store.put(HEAD, head_to_json(manifest.position))
         return manifest
@@ -279,36 +281,56 @@ class Chain(ChainReader):
         if read_record(self.store, own) != data:
             raise _conflict(self.store, lost)
 
-    def _fits(self, manifest: Manifest) -> Manifest | None:
-        """The manifest as it is committed, signed where we sign; None if the channel has moved on without its writer.
+    def _fits(self, manifest: Manifest) -> tuple[Manifest, bytes] | None:
+        """The manifest and its bytes as it is committed, signed where we sign.
+
+        None if the channel has moved on without its writer.
 
         If the writer was suspended for long, the manifest that should fence it may have been collected. So there must
         also be no later version, and the version before must be the base.
         """
         version = manifest.position.version
         with suppress(MissingError):
-            found = self.manifest(version)
+            found, data = self._read(version)
             if found.unsigned == manifest:
-                return found
-        if next(self.versions(version), None) is not None:
+                return found, data
+        if not self._is_last(version):
             return None
+        before, data = None, b""
         try:
-            before = self.manifest(version - 1) if version else None
+            if version > 0:
+                before, data = self._read(version - 1)
         except MissingError as error:
             if error.key is None:
                 raise  # the bucket is missing, not a version
             return None
         if manifest.base is not None and (before is None or before.position != manifest.base):
             return None
-        return self._signed(manifest, before)
-
-    def _signed(self, manifest: Manifest, before: Manifest | None) -> Manifest:
         signer = self.signing.signer
         if signer is None:
-            return manifest
-        previous = hashlib.sha256(dump_record(before)).hexdigest() if before is not None else None
+            return manifest, dump_record(manifest)
+        previous = hashlib.sha256(data).hexdigest() if before is not None else None
         keyring = self.guard.keyring_number if self.guard is not None else 0
-        return signed(replace(manifest, previous=previous, keyring=keyring), self.channel.id, signer)
+        return signed_with_bytes(replace(manifest, previous=previous, keyring=keyring), self.channel.id, signer)
+
+    def _is_last(self, version: int) -> bool:
+        """Whether no later version is there. The same listing shows whether our key may have been revoked since.
+
+        No reader, and no other writer, would go past a commit of such a key.
+        """
+        keyring = 0
+        for listed in self.store.list(MANIFESTS, manifest_key(version, "~")):
+            if (self.version_of(listed.key) or 0) > version:
+                return False
+            keyring = max(keyring, read_keyring_key(listed.key) or 0)
+        if self.guard is not None and keyring > self.guard.keyring_number:
+            self.guard.refresh()
+        return True
+
+    def _read(self, version: int) -> tuple[Manifest, bytes]:
+        """The commit of a version, and its bytes."""
+        key, data = self.read_manifest(version)
+        return self.parse_manifest(version, key, data), data
 
 
 def _create(store: Store, key: str, data: bytes, lost: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from weightcast.channel.edge import Edge
 from weightcast.channel.keyring import Role, read_keyring
 from weightcast.channel.keys import SQUASHES, manifest_key, read_squash_key
-from weightcast.channel.records import Anchor, Channel, Heartbeat, Manifest, dump_record
+from weightcast.channel.records import Anchor, Channel, Heartbeat, Manifest
 from weightcast.channel.signed import signed_bytes, squash_bytes, without_signature
 from weightcast.channel.signing import PublicKey, message
 from weightcast.channel.trust import Seen, Trust
@@ -109,21 +109,20 @@ class Guard:
         problem = f"the key {key} may not sign this as {' or '.join(roles)} of version {version}"
         raise self._distrust(problem, "not allowed", file, key, hint=_OTHER_KEY)
 
-    def _check(
-        self, key: str, signature: str, data: bytes, roles: Sequence[Role], version: int, file: str, *, fresh: bool
-    ) -> None:
-        """Check one signature. With ``fresh`` an unknown key is looked up in the bucket's newest list first."""
+    def _fresh_signer(self, key: str, roles: Sequence[Role], version: int, file: str) -> PublicKey:
+        """The same, but an unknown key is looked up in the bucket's newest list first."""
         try:
-            public = self._signer(key, roles, version, file)
+            return self._signer(key, roles, version, file)
         except TrustError as error:
-            if not fresh or error.reason != "unknown key":
+            if error.reason != "unknown key":
                 raise
-            self.refresh()
-            public = self._signer(key, roles, version, file)
+        self.refresh()
+        return self._signer(key, roles, version, file)
+
+    def _verify(self, public: PublicKey, signature: str, data: bytes, file: str) -> None:
         if not public.verifies(signature, data):
-            raise self._distrust(
-                "the signature is wrong: the bytes are not those that were signed", "forged", file, key
-            )
+            problem = "the signature is wrong: the bytes are not those that were signed"
+            raise self._distrust(problem, "forged", file, public.id)
 
     def _distrust(
         self, problem: str, reason: Distrust, file: str, signer: str | None = None, *, hint: str | None = None
@@ -135,27 +134,41 @@ class Guard:
 
     def check_manifest(self, manifest: Manifest, data: bytes) -> None:
         """Check the commit of a version, whose bytes are ``data``, and its place in the history that was seen."""
-        file = self.check_signature(manifest, data)
-        self._link(manifest, hashlib.sha256(data).hexdigest(), file)
+        sha256 = hashlib.sha256(data).hexdigest()
+        with self._lock:
+            known = self._links.get(manifest.position.version)
+        is_known = known is not None and known[0] == sha256
+        file = self.check_signature(manifest, data, is_known=is_known)
+        self._link(manifest, sha256, file)
 
-    def check_signature(self, manifest: Manifest, data: bytes) -> str:
-        """Check the commit of a version by itself; returns the address that errors name."""
+    def check_signature(self, manifest: Manifest, data: bytes, *, is_known: bool = False) -> str:
+        """Check the commit of a version by itself; returns the address that errors name.
+
+        Of bytes that are known, since their signature was checked before, only the signer is looked up again.
+        """
         version = manifest.position.version
         file = f"{self._store.url}/{manifest_key(version)}"
         if manifest.signature is None or manifest.signer is None:
             raise self._distrust(f"version {version} is not signed", "unsigned", file, hint=_UNSIGNED)
-        if data != dump_record(manifest):
-            raise self._distrust("the manifest is not in canonical form", "forged", file, manifest.signer)
         if (manifest.previous is None) != (version == 0):
             raise self._distrust("the manifest does not say what it follows", "forged", file, manifest.signer)
         if manifest.keyring > self.keyring_number:
             self.refresh()
-        signed = message("manifest", manifest.channel, without_signature(data, manifest.signature))
-        self._check(manifest.signer, manifest.signature, signed, ["writer"], version, file, fresh=True)
+        public = self._fresh_signer(manifest.signer, ["writer"], version, file)
+        if not is_known:
+            bare = without_signature(data, manifest)
+            if bare is None:
+                raise self._distrust("the manifest is not in canonical form", "forged", file, manifest.signer)
+            self._verify(public, manifest.signature, message("manifest", manifest.channel, bare), file)
         if manifest.keyring > self.keyring_number:
             problem = f"the writer knew key list {manifest.keyring}, and the bucket shows {self.keyring_number}"
             raise self._distrust(problem, "rollback", file, manifest.signer)
         return file
+
+    def remember(self, manifest: Manifest, data: bytes) -> None:
+        """Take a version that was committed here for seen, so that the next one does not check it again."""
+        file = f"{self._store.url}/{manifest_key(manifest.position.version)}"
+        self._link(manifest, hashlib.sha256(data).hexdigest(), file)
 
     def _link(self, manifest: Manifest, sha256: str, file: str) -> None:
         """Refuse a manifest that is not of the history that was seen, and remember its place there."""
@@ -206,10 +219,9 @@ class Guard:
                 if head is None:
                     problem = f"there is no version, but {before} was seen before"
                 raise self._distrust(problem, "rollback", self._store.url, hint=_OLDER)
-            self._seen = replace(self._seen, version=-1, manifest=None, time=None)
             self._links = OrderedDict((v, link) for v, link in self._links.items() if v <= found)
-        if head is not None:
-            self._link(head, hashlib.sha256(dump_record(head)).hexdigest(), self._store.url)
+            sha256 = self._links[found][0] if found in self._links else None
+            self._seen = replace(self._seen, version=found, manifest=sha256, time=head.time if head else None)
 
     def refuse_old(self, now: float) -> None:
         """Refuse a channel in which nothing was committed for longer than the reader allows."""
@@ -226,10 +238,8 @@ class Guard:
         """Check the record of an anchor that no manifest at hand commits."""
         if anchor.signature is None or anchor.signer is None:
             raise self._distrust("this anchor is not signed", "unsigned", file, hint=_UNSIGNED)
-        data = signed_bytes(anchor, anchor.channel)
-        self._check(
-            anchor.signer, anchor.signature, data, ["cutter", "writer"], anchor.position.version, file, fresh=True
-        )
+        public = self._fresh_signer(anchor.signer, ["cutter", "writer"], anchor.position.version, file)
+        self._verify(public, anchor.signature, signed_bytes(anchor, anchor.channel), file)
 
     def check_squash(self, edge: Edge) -> None:
         """Check the signature in a squash's name, over both versions, size and SHA-256."""
@@ -246,7 +256,7 @@ class Guard:
         key, signature = place.signature
         data = squash_bytes(channel, place.base, place.result, place.digest, edge.nbytes, place.sha256, key)
         # Not fresh: a listing may name any number of unknown keys, and planning reads the key list first.
-        self._check(key, signature, data, ["cutter"], place.result, file, fresh=False)
+        self._verify(self._signer(key, ["cutter"], place.result, file), signature, data, file)
         with self._lock:
             self._squashes[known] = True
             while len(self._squashes) > _SQUASHES:
@@ -268,5 +278,5 @@ class Guard:
             raise self._distrust("this heartbeat is not signed", "unsigned", file, hint=_UNSIGNED)
         channel = self.seen.channel
         assert channel is not None
-        data = signed_bytes(beat, channel)
-        self._check(beat.signer, beat.signature, data, ["replica"], beat.position.version, file, fresh=False)
+        public = self._signer(beat.signer, ["replica"], beat.position.version, file)
+        self._verify(public, beat.signature, signed_bytes(beat, channel), file)

@@ -35,11 +35,19 @@ def heartbeats(chain: Chain) -> list[tuple[Heartbeat, float]]:
     """The last heartbeat of each replica, and when the store received it; with a trusted key only signed ones."""
     if chain.guard is not None:
         chain.guard.refresh()  # a trainer waits for days: replicas' keys come and go meanwhile
-    found = ((read_hint(chain.store, listed.key, _parse), listed.modified) for listed in chain.store.list(REPLICAS))
-    return [(heartbeat, when) for heartbeat, when in found if heartbeat is not None and _counts(chain, heartbeat)]
+    found = ((heartbeat_at(chain, listed.key), listed.modified) for listed in chain.store.list(REPLICAS))
+    return [(heartbeat, when) for heartbeat, when in found if heartbeat is not None]
 
 
-def _counts(chain: Chain, heartbeat: Heartbeat) -> bool:
+def heartbeat_at(chain: Chain, key: str) -> Heartbeat | None:
+    """The heartbeat under a key; None if none can be read there, or the trusted key does not vouch for it."""
+    heartbeat = read_hint(chain.store, key, _parse)
+    return heartbeat if heartbeat is not None and _counts(chain, heartbeat, key) else None
+
+
+def _counts(chain: Chain, heartbeat: Heartbeat, key: str) -> bool:
+    if key != replica_key(heartbeat.replica):
+        return False  # else whoever may write there makes many replicas of one that signs
     if chain.guard is None:
         return True
     try:

@@ -13,7 +13,8 @@ MAX_VERSION = 10**12 - 1
 CHANNEL, HEAD, WRITER, INDEX = "channel.json", "head.json", "writer.json", "index.json"
 MANIFESTS, DELTAS, SQUASHES, ANCHORS = "manifests/", "deltas/", "squashes/", "anchors/"
 PINS, TAGS, REPLICAS, DOOMED = "pins/", "tags/", "replicas/", "doomed/"
-KEYRING = "keyring/"
+KEYRING = f"{MANIFESTS}keyring-"
+"""Sorts after all versions, so that the listing in which a writer looks for later ones shows the key list, too."""
 RECORD, CHANNEL_COPY = "anchor.json", "channel.json"
 """In an anchor's folder: what it consists of, and a copy of the channel's own record to repair that from."""
 
@@ -81,6 +82,7 @@ _SQUASH = re.compile(
     re.ASCII,
 )
 _ANCHOR = re.compile(rf"({ANCHORS}(\d{{12}})-([0-9a-f]{{16}})-[0-9a-f]{{16}}/)([^/]+)", re.ASCII)
+_KEYRING = re.compile(rf"{KEYRING}(\d{{12}})\.json", re.ASCII)
 _MANIFEST = re.compile(rf"{MANIFESTS}(\d{{12}})(?:-([0-9A-Za-z._-]{{1,120}}))?\.json", re.ASCII)
 _PIN = re.compile(rf"{PINS}(\d{{12}})\.json", re.ASCII)
 _TAG = re.compile(rf"{TAGS}([0-9A-Za-z._-]+)\.json", re.ASCII)
@@ -141,6 +143,12 @@ def read_manifest_key(key: str) -> tuple[int, str | None] | None:
     """(version, writer if it is in the name)"""
     found = _MANIFEST.fullmatch(key)
     return (int(found[1]), found[2]) if found else None
+
+
+def read_keyring_key(key: str) -> int | None:
+    """The number of an entry of the key list."""
+    found = _KEYRING.fullmatch(key)
+    return int(found[1]) if found else None
 
 
 def read_pin_key(key: str) -> int | None:

@@ -15,24 +15,49 @@ S = TypeVar("S", Channel, Manifest, Anchor, Heartbeat)
 
 def signed(record: S, channel: str, private: PrivateKey) -> S:
     """The record with a signature over all the rest of it."""
+    return signed_with_bytes(record, channel, private)[0]
+
+
+def signed_with_bytes(record: S, channel: str, private: PrivateKey) -> tuple[S, bytes]:
+    """The same, and its canonical JSON, made from the bytes that were signed: a large record is written once."""
     named = replace(record, signer=private.public.id, signature=None)
-    return replace(named, signature=private.sign(signed_bytes(named, channel)))
+    bare = _canonical(named)
+    signature = private.sign(_covered(named, channel, bare))
+    made = replace(named, signature=signature)
+    return made, _with_signature(bare, made)
 
 
 def signed_bytes(record: Channel | Manifest | Anchor | Heartbeat, channel: str) -> bytes:
     """What the signature of a record covers: its canonical JSON without the signature."""
-    bare = replace(record, signature=None)
-    data = channel_to_json(bare) if isinstance(bare, Channel) else dump_record(bare)
-    return message(type(record).__name__.lower(), channel, data)
+    return _covered(record, channel, _canonical(replace(record, signature=None)))
 
 
-def without_signature(data: bytes, signature: str) -> bytes:
-    """Canonical JSON of a record without its signature, from that with it, which need not be written again.
+def _canonical(record: Channel | Manifest | Anchor | Heartbeat) -> bytes:
+    return channel_to_json(record) if isinstance(record, Channel) else dump_record(record)
 
-    A text of the record cannot hold the field: its quotation marks would be escaped.
+
+def _covered(record: Channel | Manifest | Anchor | Heartbeat, channel: str, bare: bytes) -> bytes:
+    return message(type(record).__name__.lower(), channel, bare)
+
+
+def without_signature(data: bytes, record: Manifest) -> bytes | None:
+    """The bytes of a manifest without its signature; None if that is not where a writer puts it.
+
+    So a signature over what is returned is one over ``data``, whose JSON need not be written again to be compared. A
+    text of the record cannot hold the field: its quotation marks would be escaped.
     """
-    field = f'"signature":"{signature}",'.encode()
-    return data.replace(field, b"", 1)
+    bare = data.replace(_signature_field(record), b"", 1)
+    return bare if _with_signature(bare, record) == data else None
+
+
+def _with_signature(bare: bytes, record: Channel | Manifest | Anchor | Heartbeat) -> bytes:
+    """Canonical JSON of a record from that without its signature, which sorts right before the signer."""
+    signer = f'"signer":"{record.signer}",'.encode()
+    return bare.replace(signer, _signature_field(record) + signer, 1)
+
+
+def _signature_field(record: Channel | Manifest | Anchor | Heartbeat) -> bytes:
+    return f'"signature":"{record.signature}",'.encode()
 
 
 def squash_bytes(channel: str, base: int, result: int, digest: str, nbytes: int, sha256: str, signer: str) -> bytes:

@@ -8,18 +8,13 @@ from dataclasses import dataclass
 from weightcast.cli.text import Column, Table, Text
 from weightcast.cli.wording import natural
 from weightcast.format.spec import TensorTable
-
-_STEPS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-"""Densities at which the next block begins."""
+from weightcast.view.places import STEPS, in_order, place_of
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = ("bright_black", "blue", "cyan", "green", "yellow", "dark_orange", "red", "bright_red")
 
 _SPARSEST = 16
 """Cells of a grid per filled one, at most; a model with several kinds of layers has 2 to 4."""
-
-_ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_ENDINGS = ("weight", "bias")
 
 
 @dataclass(frozen=True)
@@ -55,28 +50,6 @@ class Heat:
     others: dict[str, Cell]
 
 
-def place_of(name: str) -> tuple[str, int, str] | None:
-    """(stack, layer, kind) of a tensor, by its name; None for one outside layers.
-
-    >>> place_of("model.layers.12.self_attn.q_proj.weight")
-    ('model.layers', 12, 'q_proj')
-    """
-    parts = name.split(".")
-    at = next((i for i, part in enumerate(parts) if part.isascii() and part.isdigit()), None)
-    if at is None:
-        return None
-    return ".".join(parts[:at]), int(parts[at]), _kind(parts[at + 1 :])
-
-
-def _kind(parts: list[str]) -> str:
-    # Numbers further down are experts': they count together.
-    named = [part for part in parts if not part.isdigit() and part not in _ENDINGS]
-    kind = named[-1] if named else "weight"
-    for ending in _ENDINGS:
-        kind = kind.removesuffix(f"_{ending}")
-    return "norm" if "norm" in kind or kind.startswith("ln_") else kind
-
-
 def heat_of(table: TensorTable, changed: Mapping[str, int]) -> Heat:
     """How much of each layer and kind changed; tensors that ``changed`` does not name did not."""
     stacks: dict[str, dict[tuple[int, str], Cell]] = {}
@@ -103,8 +76,7 @@ def heat_of(table: TensorTable, changed: Mapping[str, int]) -> Heat:
 
 
 def _stack(name: str, cells: dict[tuple[int, str], Cell]) -> Stack:
-    known = {kind: place for place, kind in enumerate(_ORDER)}
-    kinds = sorted(dict.fromkeys(kind for _, kind in cells), key=lambda kind: (kind == "norm", known.get(kind, 99)))
+    kinds = in_order(kind for _, kind in cells)
     return Stack(name, tuple(sorted({layer for layer, _ in cells})), tuple(kinds), cells)
 
 
@@ -113,7 +85,7 @@ def _stack(name: str, cells: dict[tuple[int, str], Cell]) -> Stack:
 
 def level(density: float) -> int:
     """The block that shows a density above 0."""
-    return sum(density >= step for step in _STEPS)
+    return sum(density >= step for step in STEPS)
 
 
 def block(density: float) -> Text:
@@ -144,6 +116,6 @@ def listed(cells: Mapping[str, Cell]) -> Table:
 
 def legend() -> Text:
     text = Text("% changed: ", "dim")
-    for at, step in enumerate(_STEPS):
+    for at, step in enumerate(STEPS):
         text.append(_BLOCKS[at], _COLOURS[at]).append(f" <{100 * step:g}  ", "dim")
     return text.append(_BLOCKS[-1], _COLOURS[-1]).append(" more", "dim")

@@ -1,4 +1,4 @@
-"""`--listen` of an agent."""
+"""`--listen`: addresses, and what an agent serves there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from weightcast.engine.endpoint import Watch, WatchedAgent
 
 
+def address_of(listen: str) -> tuple[str, int]:
+    """Host and port; a port alone is on the loopback interface. `UsageError` if it is no address."""
+    host, _, port = listen.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{listen!r} is not an address", hint="Write a port, or HOST:PORT.")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 class Listener:
     """An address to serve an agent at. The agent is made after this, and sends its events to ``metrics``."""
 
@@ -25,10 +33,7 @@ class Listener:
             hint = "Install it: pip install prometheus_client."
             raise UsageError(f"--listen needs {error.name}, which is not installed", hint=hint) from error
 
-        host, _, port = listen.rpartition(":")
-        if not port.isdigit() or int(port) > 65535:
-            raise UsageError(f"{listen!r} is not an address", hint="Write a port, or HOST:PORT.")
-        self._host, self._port = host.strip("[]") or "127.0.0.1", int(port)
+        self._host, self._port = address_of(listen)
         self._token = read_token(token_file) if token_file else None
         self._watch, self._endpoint = Watch, Endpoint
         self.metrics = Metrics()

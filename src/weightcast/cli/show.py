@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.records import Manifest, ObjectRef
+from weightcast.channel.records import Manifest
 from weightcast.channel.tags import tags_by_position
 from weightcast.cli.channels import commit_named, open_chain
 from weightcast.cli.console import report, say
@@ -16,28 +16,8 @@ from weightcast.cli.options import Url, Version
 from weightcast.cli.tensors import All, list_tensors
 from weightcast.cli.text import Column, Table, Text
 from weightcast.cli.wording import ago, moment, size
-from weightcast.errors import FormatError
 from weightcast.format.patchfile import PatchReader
-from weightcast.store.base import Store
-
-_FRONT = 16384
-"""Bytes fetched first from an object: enough for the header and digests of most."""
-
-
-class StoreSource:
-    """An object of a store, read in ranges: only what is asked for is fetched."""
-
-    def __init__(self, store: Store, ref: ObjectRef):
-        self._store, self._key = store, ref.key
-        self.name, self.size = f"{store.url}/{ref.key}", ref.size
-        self._front = store.get(ref.key, 0, min(_FRONT, ref.size))
-
-    def read_into(self, out: memoryview, at: int) -> None:
-        end = at + len(out)
-        data = self._front[at:end] if end <= len(self._front) else self._store.get(self._key, at, len(out))
-        if len(data) != len(out):
-            raise FormatError("the object ends too early", file=self.name, hint="It must be published again.")
-        out[:] = data
+from weightcast.view.objects import StoreSource
 
 
 def show(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import heartbeats
-from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, DOOMED, MANIFESTS, PINS, REPLICAS, SQUASHES, TAGS
+from weightcast.channel.keys import ANCHORS, CHANNEL, DELTAS, DOOMED, KEYRING, MANIFESTS, PINS, REPLICAS, SQUASHES, TAGS
 from weightcast.channel.lease import lease
 from weightcast.channel.pins import pins
 from weightcast.channel.records import Heartbeat, Lease, Manifest
@@ -23,7 +23,7 @@ from weightcast.cli.text import Column, Table, Text
 from weightcast.cli.wording import ago, brief, count, natural, size
 from weightcast.errors import UsageError
 from weightcast.events.event import PHASES
-from weightcast.store.base import Listed, debris
+from weightcast.store.base import Listed, Store, debris
 
 if TYPE_CHECKING:
     from weightcast.follow.mirror_reader import MirrorStatus
@@ -112,10 +112,7 @@ def _status(chain: Chain, head: Manifest, now: float) -> dict[str, Any]:
         "references": references,
         "pins": sorted(pins(chain)),
         "tags": {tag.name: tag.position.version for tag in valid_tags(chain)[0]},
-        "stored": {
-            kind.rstrip("/"): _weigh(debris(chain.store) if kind == "unfinished" else chain.store.list(kind))
-            for kind in _KINDS
-        },
+        "stored": {kind.rstrip("/"): _weigh(_listed(chain.store, kind)) for kind in _KINDS},
         "replicas": [replica_fields(beat, heard, head, now) for beat, heard in heartbeats(chain)],
     }
 
@@ -134,6 +131,11 @@ def writer_fields(lease: Lease | None, now: float) -> dict[str, Any] | None:
     if lease is None:
         return None
     return {"name": lease.writer, "host": lease.host, "pid": lease.pid, "age": round(now - lease.time, 3)}
+
+
+def _listed(store: Store, kind: str) -> Iterator[Listed]:
+    found = debris(store) if kind == "unfinished" else store.list(kind)
+    return (listed for listed in found if not listed.key.startswith(KEYRING))
 
 
 def _weigh(found: Iterable[Listed]) -> dict[str, int]:

@@ -17,9 +17,13 @@ PANELS: dict[str, dict[str, str]] = {
         "log": "List versions, newest first.",
         "show": "Show what a version changed, by layer.",
         "compare": "Show which tensors differ between two versions.",
+        "analyze": "Show why so few weights change, and what that costs.",
         "status": "Show a channel's head, writer, size and replicas.",
         "plan": "Show the cheapest route to a version.",
+        "dashboard": "Serve a live page about a channel.",
+        "report": "Write that page as one file.",
         "verify": "Check a channel, a folder or a running engine.",
+        "estimate": "Estimate what a sync costs, against other ways.",
     },
     "Engines": {
         "attach": "Keep a running engine on the newest weights.",

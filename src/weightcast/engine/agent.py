@@ -345,12 +345,13 @@ class Agent:
             raise EngineError(problem, url=url, hint="The agent tries again.")
         if tuple(one.instance for one in outcome.workers) != state.instances:
             raise EngineError("another engine has answered", url=url, hint="Give each engine an address of its own.")
-        paused = {phase: microseconds / 1e6 for phase, microseconds in outcome.microseconds.items()}
-        for phase, took in paused.items():
-            self._phases.seconds[phase] = self._phases.seconds.get(phase, 0.0) + took
+        took = outcome.microseconds
+        paused = {phase: took[phase] / 1e6 for phase in PAUSED if phase in took}  # an engine names no others
+        for phase, seconds in paused.items():
+            self._phases.seconds[phase] = self._phases.seconds.get(phase, 0.0) + seconds
         self.unproven = tuple(sorted((set(self.unproven) - checked) | outcome.wrong))
-        reloaded, seconds = len(ready.reload), self._phases.seconds
-        self.last = EngineUpdate(target, ready.changed, ready.nbytes, reloaded, self.unproven, seconds)
+        reloaded, phases = len(ready.reload), self._phases.seconds
+        self.last = EngineUpdate(target, ready.changed, ready.nbytes, reloaded, self.unproven, phases)
         self._emit(target, ready, paused)
         return self.last
 
@@ -381,9 +382,9 @@ class Agent:
         own = [one for one in self._phases.spans({"stage": ready.nbytes}) if one.phase != "fetch"]
         self._emitter.emit(channel, target.version, target.digest, own)
         spans = []
-        for phase in (phase for phase in PAUSED if phase in paused):  # the engine has a clock of its own
-            spans.append(Span(phase, began, paused[phase]))
-            began += paused[phase]
+        for phase, seconds in paused.items():  # the engine has a clock of its own
+            spans.append(Span(phase, began, seconds))
+            began += seconds
         self._emitter.emit(channel, target.version, target.digest, spans, role="engine")
 
     # -- follow ------------------------------------------------------------------------------------------------------

@@ -46,8 +46,12 @@ class BoundedServer(ThreadingHTTPServer):
         token: str | None,
         *,
         arrival: float = ARRIVAL,
+        is_public: bool = False,
     ):
-        """``place`` is a socket's path, or host and port: other hosts may only be let in with a token."""
+        """``place`` is a socket's path, or host and port.
+
+        Other hosts are only let in with a token, unless what is served is there for everybody who reaches it.
+        """
         self.token, self.arrival = token, arrival
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
         self._socket = place if isinstance(place, Path) else None
@@ -57,7 +61,7 @@ class BoundedServer(ThreadingHTTPServer):
             address: Any = str(place)
         else:
             host, port = address = place
-            if not is_loopback(host) and not token:
+            if not is_loopback(host) and not token and not is_public:
                 raise UsageError(f"{host} can be reached by others", hint="Give --token-file, or listen on 127.0.0.1.")
             self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         shown = place if isinstance(place, Path) else f"{host}:{port}"

@@ -31,6 +31,7 @@ class Host(Protocol):
     def clear_caches(self) -> None:
         """Drop what was computed from old weights: prefixes, also of connectors, and encoders' outputs.
 
+        What processors made of pictures may stay: it does not depend on weights.
         It is called while the engine is paused, after the writing and before the first new token.
         """
         ...

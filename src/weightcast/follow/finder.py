@@ -39,9 +39,9 @@ class Finder:
         try:
             return self.chain.manifest(version)
         except MissingError:
-            # Collected: a follower of every version goes on with the next that is left.
+            # Collected: a follower of every version goes on with the next that is left; one of a pinned version fails.
             left = next(self.chain.versions(version), None)
-            if left is None or at is None or version < at:
+            if left is None or at is None or version < at or policy.goal(left - 1, left) != left:
                 raise
             return self.chain.manifest(left)
 

@@ -17,7 +17,7 @@ import numpy as np
 from weightcast.errors import FormatError, UsageError, VersionError, about
 from weightcast.format.boxes import Place, place_of, whole
 from weightcast.format.closing import Closing
-from weightcast.format.codec import CODECS, Coded, check_codec
+from weightcast.format.codec import CODECS, Coded
 from weightcast.format.codec.coded import BlockDecoder, DecodesBlocks, Parts, Prepared
 from weightcast.format.coding import Cutting, cut_tensor, place_within
 from weightcast.format.cut import Cut
@@ -31,13 +31,9 @@ from weightcast.format.patch_layout import (
     TABLE,
     WIDTHS,
     PatchHeader,
-    Stream,
-    common_stream,
-    common_streams,
     element_dtype,
-    lay_out,
-    plain_stream,
 )
+from weightcast.format.patch_outline import PatchOutline
 from weightcast.format.safetensors import Container, Entry, Source, open_container
 from weightcast.format.table import Row, order_of, unpack_rows
 from weightcast.format.tensors import Bits, Weights, read_all, refuse_other_bits
@@ -56,9 +52,8 @@ class PatchWriter(Closing):
     """Collects coded tensors in table order, in memory or in a folder, then writes the whole file."""
 
     def __init__(self, codec: str, spool_folder: Path | None = None):
-        self.codec = CODECS[check_codec(codec)]
-        self._rows: list[Row] = []
-        self._streams: list[Stream] = []
+        self._outline = PatchOutline(codec)
+        self.codec = self._outline.codec
         with ExitStack() as opening:
             self._spools: dict[int, IO[bytes]] = {
                 width: opening.enter_context(_spool(spool_folder)) for width in WIDTHS
@@ -70,33 +65,14 @@ class PatchWriter(Closing):
 
     def add(self, coded: Coded, place: Place | None = None) -> None:
         """Add the next changed tensor; with a ``place``, what was coded is that box of a tensor."""
-        row = coded.row
-        if place is not None:
-            box = None if place.is_whole else place.box
-            row = Row(place.spec, row.changed, row.digest, row.blocks, box)
-        self._rows.append(row)
-        for name, data in coded.streams.items():
-            if name == "blocks":
-                self._spools[1].write(np.ascontiguousarray(data).data)
-            else:
-                listed = "indices" in coded.streams
-                self._append(plain_stream(row.place.part, name, data.size, listed=listed), data)
-
-    def _append(self, stream: Stream, data: np.ndarray) -> None:
-        self._streams.append(stream)
-        self._spools[stream.width].write(np.ascontiguousarray(data).data)
+        for width, data in self._outline.add(coded, place):
+            self._spools[width].write(np.ascontiguousarray(data).data)
 
     def finish(self, out: IO[bytes], base: str | None, result: str, model: ModelSize) -> int:
         """Write the whole file to ``out``; returns its size."""
-        if base is None and self.codec.name != "plain":
-            raise UsageError(f"a patch without a base cannot be coded with {self.codec.name}", hint='Use "plain".')
-        if self.codec.name != "plain":
-            size = self._spools[1].tell()
-            self._streams.append(Stream(BLOCKS, "U8", (size,), 1, size))
-        common, table_bytes = common_streams(self._rows)
-        for name, data in common.items():
-            self._append(common_stream(name, data), data)
-        layout = lay_out(PatchHeader(self.codec.name, base, result, model), table_bytes, self._streams)
+        common, layout = self._outline.finish(base, result, model)
+        for data in common.values():
+            self._spools[data.itemsize].write(np.ascontiguousarray(data).data)
         out.write(layout.head)
         for spool in self._spools.values():
             if isinstance(spool, io.BytesIO):

@@ -19,7 +19,7 @@ from weightcast.errors import CheckpointError, ResultError, UsageError, about
 from weightcast.follow.mirror import Mirror
 from weightcast.follow.replica import position_of
 from weightcast.format.diff import refuse_other_table
-from weightcast.interop.step import Aliases, Step, whole_files
+from weightcast.interop.step import Aliases, Step, refuse_link, whole_files
 
 _NAME = re.compile(r"checkpoint-([0-9]{1,12})")
 
@@ -30,6 +30,7 @@ def steps_in(folder: Path) -> dict[int, Path]:
     for path in sorted(folder.iterdir()):
         match = _NAME.fullmatch(path.name)
         if match and path.is_dir():
+            refuse_link(path)
             if int(match[1]) in found:
                 hint = "Move one of them away."
                 raise UsageError(f"{found[int(match[1])].name} is of the same step", file=str(path), hint=hint)

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightcast.errors import FormatError, UsageError
+from weightcast.interop.step import refuse_link
 
 Encoding = Literal["xor", "overwrite"]
 Checksum = Literal["xxh3-128", "blake3", "adler32"]
@@ -41,6 +42,7 @@ def steps_in(folder: Path) -> dict[int, Path]:
         match = _NAME.fullmatch(path.name)
         if match is None or not path.is_dir():
             continue
+        refuse_link(path)
         if int(match[1]) in found:
             raise UsageError(f"version {int(match[1])} is there twice", file=str(path), hint="Move one of them away.")
         found[int(match[1])] = path

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from weightcast.disk.checkpoint import INDEX, Checkpoint
 from weightcast.disk.companions import is_weights
+from weightcast.errors import CheckpointError
 from weightcast.follow.mirror import Mirror
 from weightcast.format.tensors import Weights
 from weightcast.publish.open import files_of, left_out
@@ -48,6 +49,13 @@ class Sink(Protocol):
     def write(self, number: int, version: Mirror) -> str:
         """Write what a mirror holds, whose files are folded, as a step; the name of its file or folder."""
         ...
+
+
+def refuse_link(path: Path) -> None:
+    """`CheckpointError` for a link: in a folder from outside it would bring files from anywhere into the bucket."""
+    if path.is_symlink():
+        hint = "Links are not followed: copy or move the folder itself there."
+        raise CheckpointError("expected a folder, found a symbolic link", file=str(path), hint=hint)
 
 
 _OF_TRAINING = {"trainer_state.json"}

@@ -29,7 +29,7 @@ from weightcast.format.patch import Indices
 from weightcast.format.safetensors import Container, Entry, FileSource, open_container
 from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.interop.replayed import Replayed, refuse_other_places
-from weightcast.interop.step import Aliases, Step, small_files
+from weightcast.interop.step import Aliases, Step, refuse_link, small_files
 
 ANCHORS, DELTAS = "anchors", "deltas"
 _NAME = re.compile(r"step_([0-9]{6,12})\.safetensors")
@@ -44,6 +44,7 @@ def steps_in(folder: Path) -> dict[int, Path]:
     """The files by their step, rising; `UsageError` for a step that is there twice."""
     found: dict[int, Path] = {}
     for kind in (ANCHORS, DELTAS):
+        refuse_link(folder / kind)
         for path in sorted((folder / kind).glob("step_*.safetensors")):
             match = _NAME.fullmatch(path.name)
             if match is None:

@@ -20,7 +20,6 @@ from weightcast.channel.keys import (
     DOOMED,
     HEAD,
     INDEX,
-    KEYRING,
     MANIFESTS,
     PINS,
     RECORD,
@@ -195,7 +194,7 @@ def _now(chain: Chain, dry_run: bool) -> float:
         return max((listed.modified for listed in chain.store.list(MANIFESTS)), default=0.0)
 
 
-NOTES = (KEYRING, HEAD, WRITER, INDEX)
+NOTES = (HEAD, WRITER, INDEX)
 """What a channel has besides its versions and edges."""
 
 

@@ -39,13 +39,20 @@ class ServerHost:
         self._call(self._client.resume_generation)
 
     def clear_caches(self) -> None:
-        """vLLM clears all of them in a pause, one that is paused already included."""
+        """Not vLLM's own `pause_generation`: that drops what processors made of pictures, too.
 
-        async def clear() -> None:
-            await self._client.renderer.clear_mm_cache_async()
-            await self._client.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+        It does so on one side of the engine's queue after the other. A picture that is sent in between is then known
+        to one side alone, and each request with it fails.
+        """
 
-        self._call(clear)
+        async def clear() -> bool:
+            client = self._client  # another client's pause may still be draining
+            await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+            prefixes = client.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+            return (await asyncio.gather(prefixes, client.reset_encoder_cache()))[0]
+
+        if not self._call(clear):
+            raise EngineError("vLLM cannot clear its prefix cache", url=self._url)
 
     def served(self) -> str:
         return str(self._call(self._client.get_weight_version))
@@ -96,7 +103,6 @@ class LlmHost:
         engine = self._llm.llm_engine
         if not engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
             raise EngineError("vLLM cannot clear its prefix cache", url=_HERE)
-        engine.reset_mm_cache()
         engine.reset_encoder_cache()
 
     def served(self) -> str:

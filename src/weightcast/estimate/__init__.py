@@ -1,0 +1,1 @@
+"""What a sync costs, estimated from rates: pure functions, and a short measurement of the rates."""

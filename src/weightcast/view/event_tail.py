@@ -1,0 +1,92 @@
+"""What phases took, from the lines that `--events` of other verbs and `JsonLines` write."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from weightcast.errors import UsageError
+from weightcast.events.event import FORMAT, PHASES, ROLES
+from weightcast.view.journal import short
+
+_AT_ONCE = 1 << 20
+_FIRST = 8 << 20
+"""Bytes at the end of a file that are read when it is opened; what is before them is not."""
+
+_VERSIONS, _ROWS, _SPANS = 16, 12, 32
+"""The newest versions that are kept, with so many names each, and phases of each name."""
+
+_WHO = {role: i for i, role in enumerate(ROLES)}
+_WHAT = {phase: i for i, phase in enumerate(PHASES)}
+
+
+class EventTail:
+    """Follows a file of events, which may be cut off or replaced, and keeps the newest versions' phases."""
+
+    def __init__(self, path: Path):
+        """`UsageError` if there is no such file."""
+        self._path, self._at, self._rest, self._file = path, 0, b"", (0, 0)
+        self._phases: dict[int, dict[tuple[str, str], dict[str, list[Any]]]] = {}
+        if not path.is_file():
+            raise UsageError("there is no such file", file=str(path), hint="Name a file that --events writes.")
+
+    def read(self, channel: str) -> bool:
+        """Take in what was appended, at most a MB; whether there is more."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if (status.st_dev, status.st_ino) != self._file or status.st_size < self._at:
+                    self._file, self._rest = (status.st_dev, status.st_ino), b""
+                    self._at = max(0, status.st_size - _FIRST)
+                file.seek(self._at)
+                data = file.read(_AT_ONCE)
+        except FileNotFoundError:
+            return False  # it is being replaced
+        self._at += len(data)
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest if len(rest) < _AT_ONCE else b""
+        for line in lines:
+            self._take(line, channel)
+        return len(data) == _AT_ONCE
+
+    def _take(self, line: bytes, channel: str) -> None:
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            return  # the end of a line of which the beginning was not read, or no event
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT or fields.get("channel") != channel:
+            return
+        phase, role, name = fields.get("phase"), fields.get("role"), fields.get("name")
+        version, began, seconds = fields.get("version"), fields.get("began"), fields.get("seconds")
+        if phase not in _WHAT or role not in _WHO or not isinstance(name, str | None) or type(version) is not int:
+            return
+        if not (_is_time(began) and _is_time(seconds)):
+            return
+        rows = self._phases.setdefault(version, {})
+        key = (role, short(name) or "")
+        if key in rows or len(rows) < _ROWS:
+            spans = rows.setdefault(key, {})
+            if phase in spans or len(spans) < _SPANS:
+                spans[phase] = [phase, began, seconds, nbytes if _is_time(nbytes := fields.get("bytes")) else 0]
+        for old in sorted(self._phases)[:-_VERSIONS]:
+            del self._phases[old]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The newest versions, each with the phases of everybody who told of it."""
+        return [
+            {
+                "version": version,
+                "rows": [
+                    {"role": role, "name": name, "spans": sorted(spans.values(), key=lambda span: _WHAT[span[0]])}
+                    for (role, name), spans in sorted(rows.items(), key=lambda item: (_WHO[item[0][0]], item[0][1]))
+                ],
+            }
+            for version, rows in sorted(self._phases.items())
+        ]
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e12

@@ -1,0 +1,33 @@
+"""docs/guides/estimate.md: its command prints what it says, and its tables are those of the script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cli_world import text
+from published import EXAMPLES, estimated, tables
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs/guides/estimate.md").read_text()
+RATES = ROOT / "docs/guides/rates/h200.json"
+
+
+def test_command_of_the_guide_prints_what_it_says() -> None:
+    ((command, output),) = re.findall(r"```console\n\$ weightcast (.*)\n((?:.*\n)*?)```", GUIDE)
+    words = [str(RATES) if word == "h200.json" else word for word in command.split()]
+    assert text(*words) == output
+
+
+def test_tables_of_the_guide_are_what_the_script_prints() -> None:
+    for table in tables():
+        assert table in GUIDE
+
+
+@pytest.mark.parametrize(
+    ("name", "stated"), [("0.6B", 27.4e6), ("405B, links of 1 GB/s", 6e9), ("1T, five regions", 15e9)]
+)
+def test_estimate_of_trls_encoding_is_what_trl_states(name: str, stated: float) -> None:
+    (example,) = (one for one in EXAMPLES if one.name == name)
+    assert estimated(example)["methods"]["TRL's encoding"]["bytes"] == pytest.approx(stated, rel=0.03)
