@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from cli_world import text
+from guides import GUIDES, Page
 from published import EXAMPLES, estimated, tables
 
-ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs/guides/estimate.md").read_text()
-RATES = ROOT / "docs/guides/rates/h200.json"
+PAGE = Page.of("estimate.md")
+RATES = GUIDES / "rates/h200.json"
 
 
 def test_command_of_the_guide_prints_what_it_says() -> None:
-    ((command, output),) = re.findall(r"```console\n\$ weightcast (.*)\n((?:.*\n)*?)```", GUIDE)
-    words = [str(RATES) if word == "h200.json" else word for word in command.split()]
-    assert text(*words) == output
+    (command,) = PAGE.commands
+    words = [str(RATES) if word == "h200.json" else word for word in command.words]
+    assert text(*words[1:]) == command.shown, "with these rates it is the same anywhere"
 
 
 def test_tables_of_the_guide_are_what_the_script_prints() -> None:
     for table in tables():
-        assert table in GUIDE
+        assert table in PAGE.text
 
 
 @pytest.mark.parametrize(

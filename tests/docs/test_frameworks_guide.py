@@ -4,7 +4,6 @@ with stand-ins for the frameworks, which are not here."""
 from __future__ import annotations
 
 import asyncio
-import re
 import subprocess
 import sys
 import types
@@ -20,9 +19,9 @@ import weightcast as wc  # noqa: E402
 
 PAGE = Page.of("frameworks.md")
 PUBLISH, ONE_RANK, MIRRORS = PAGE.python
-FRAMEWORKS = sorted(path.stem for path in (GUIDES / "frameworks").glob("*.md"))
-VERL = Page.of("frameworks/verl.md").python[0]
-NEMO = Page.of("frameworks/nemo-rl.md").python[0]
+VERL, NEMO, SKYRL, SLIME, PRIME = (
+    Page.of(f"frameworks/{name}.md").python for name in ("verl", "nemo-rl", "skyrl", "slime", "prime-rl")
+)
 
 
 class Published:
@@ -81,10 +80,15 @@ def test_two_processes_bring_one_mirror(mirrors: Any, tmp_path: Path) -> None:
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
-    """A module that stands for one of a framework's."""
-    made = types.ModuleType(name)
-    vars(made).update(members)
-    monkeypatch.setitem(sys.modules, name, made)
+    """A module that stands for one of a framework's, and those above it."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        at = ".".join(parts[:depth])
+        if at not in sys.modules:
+            monkeypatch.setitem(sys.modules, at, types.ModuleType(at))
+        if depth > 1:
+            monkeypatch.setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], sys.modules[at], False)
+    vars(sys.modules[name]).update(members)
 
 
 class Board:
@@ -102,20 +106,42 @@ class Board:
         return self.kept[key].encode()
 
 
+class Task:
+    """A task of Ray's that runs at once, in this process."""
+
+    def __init__(self, call: Any):
+        self._call = call
+
+    def options(self, **_: Any) -> Task:
+        return self
+
+    def remote(self, *given: Any, **named: Any) -> Any:
+        return self._call(*given, **named)
+
+
 @pytest.fixture
 def _frameworks(monkeypatch: pytest.MonkeyPatch, mirrors: Any) -> None:
-    """Stand-ins for what the pages of verl and NeMo-RL import."""
+    """Ray and torch.distributed on one node, one rank."""
     Board.kept = {}
-    registry = types.SimpleNamespace(register=lambda name: lambda kind: kind)
-    module(monkeypatch, "ray", util=types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"))
-    module(monkeypatch, "verl")
-    module(monkeypatch, "verl.checkpoint_engine", CheckpointEngine=object, CheckpointEngineRegistry=registry)
-    for name in ("nemo_rl", "nemo_rl.utils", "nemo_rl.utils.checkpoint_engines"):
-        module(monkeypatch, name)
-    module(monkeypatch, "nemo_rl.utils.checkpoint_engines.base", CheckpointEngine=object)
+    util = types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    module(monkeypatch, "ray.util.scheduling_strategies", NodeAffinitySchedulingStrategy=lambda node, soft: node)
+    module(monkeypatch, "ray", util=util, get=lambda results: results, remote=lambda **_: Task)
+    vars(sys.modules["ray"])["nodes"] = lambda: [{"NodeID": "n", "Alive": True}]
     monkeypatch.setattr(torch.distributed, "TCPStore", Board)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda group: None)
     monkeypatch.setattr(mirrors.tensors, "__defaults__", ("cpu",))
+
+
+def placed(example: str, folder: Path) -> str:
+    """An example with a channel and a mirror in a folder."""
+    return example.replace("s3://bucket/run-42", str(folder / "channel")).replace(
+        "/data/mirror", str(folder / "mirror")
+    )
+
+
+def weights_of(step: int) -> dict[str, Any]:
+    return {"w": torch.full((64, 8), step, dtype=torch.bfloat16)}
 
 
 async def everything(batches: Any) -> list[Any]:
@@ -123,12 +149,14 @@ async def everything(batches: Any) -> list[Any]:
 
 
 @pytest.mark.usefixtures("_frameworks")
-def test_engine_for_verl_brings_what_was_sent(tmp_path: Path) -> None:
-    exec(VERL, known := {})  # type: ignore[var-annotated]
+def test_engine_for_verl_brings_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = types.SimpleNamespace(register=lambda name: lambda kind: kind)
+    module(monkeypatch, "verl.checkpoint_engine", CheckpointEngine=object, CheckpointEngineRegistry=registry)
+    exec(VERL[0], known := {})  # type: ignore[var-annotated]
     kind, url, mirror = known["WeightcastEngine"], str(tmp_path / "channel"), str(tmp_path / "mirror")
     actor, other, rollout = kind(1, url, mirror, is_master=True), kind(1, url, mirror), kind(1, url, mirror)
     for step in (1, 2):
-        weights = {"w": torch.full((64, 8), step, dtype=torch.bfloat16)}
+        weights = weights_of(step)
         actors, rollouts = kind.build_topology(2, 1, [actor.prepare(), None])
         for engine, place in zip((actor, other, rollout), actors["place"] + rollouts["place"], strict=True):
             engine.init_process_group(place)
@@ -141,8 +169,9 @@ def test_engine_for_verl_brings_what_was_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_frameworks")
-def test_engine_for_nemo_rl_brings_what_was_sent(tmp_path: Path) -> None:
-    exec(NEMO, known := {})  # type: ignore[var-annotated]
+def test_engine_for_nemo_rl_brings_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module(monkeypatch, "nemo_rl.utils.checkpoint_engines.base", CheckpointEngine=object)
+    exec(NEMO[0], known := {})  # type: ignore[var-annotated]
     kind, url, mirror = known["WeightcastEngine"], str(tmp_path / "channel"), str(tmp_path / "mirror")
     policy, other, rollout = (kind(1, False, url, mirror) for _ in range(3))
     metadata = [policy.prepare()]
@@ -150,7 +179,7 @@ def test_engine_for_nemo_rl_brings_what_was_sent(tmp_path: Path) -> None:
     other.init_policy_process_group(worker_rank=1)
     rollout.init_rollout_process_group(metadata=metadata)
     for step in (1, 2):
-        weights = {"w": torch.full((64, 8), step, dtype=torch.bfloat16)}
+        weights = weights_of(step)
         asyncio.run(other.send_weights(iter(weights.items())))
         asyncio.run(policy.send_weights(iter(weights.items())))
         (((name, tensor),),) = asyncio.run(everything(rollout.receive_weight_batches()))
@@ -158,12 +187,125 @@ def test_engine_for_nemo_rl_brings_what_was_sent(tmp_path: Path) -> None:
     policy.publisher.close()
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_examples_of_a_framework_compile_and_import_what_mirrors_has(name: str) -> None:
-    examples = Page.of(f"frameworks/{name}.md").python
-    for example in examples:
-        compile(example, name, "exec")
-    imported = re.findall(r"^from mirrors import (.*)$", "\n".join(examples), re.MULTILINE)
-    assert {one for line in imported for one in line.split(", ")} <= set(
-        re.findall(r"^def (\w+)", MIRRORS, re.MULTILINE)
+class Servers:
+    """SkyRL's client of engines, which notes what was asked and what the mirror held then."""
+
+    def __init__(self, held: Any):
+        self._held, self.asked = held, []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*given: Any, **named: Any) -> None:
+            self.asked.append((name, given, self._held()))
+
+        return call
+
+
+@pytest.mark.usefixtures("_frameworks")
+def test_sender_for_skyrl_reloads_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirrors: Any) -> None:
+    sync, base = "skyrl.backends.skyrl_train", {"__init__": lambda self: None}
+    module(monkeypatch, f"{sync}.weight_sync", WeightTransferSender=object)
+    module(monkeypatch, f"{sync}.workers.fsdp.fsdp_worker", FSDPPolicyWorkerBase=type("Worker", (), base))
+    module(monkeypatch, "skyrl.train.entrypoints.main_base", BasePPOExp=type("Experiment", (), base))
+    module(monkeypatch, "skyrl.train.trainer", RayPPOTrainer=type("Trainer", (), base))
+    exec(placed(SKYRL[0], tmp_path), known := {})  # type: ignore[var-annotated]
+    client = Servers(lambda: held_by(mirrors, tmp_path / "mirror")["w"])
+    worker = known["PolicyWorker"]()
+    asyncio.run(worker.init_weight_sync_state(client, None))
+    for step in (1, 2):
+        chunks = [types.SimpleNamespace(names=list(weights_of(step)), tensors=list(weights_of(step).values()))]
+        asyncio.run(vars(worker)["_weight_transfer_sender"].send_chunks(chunks, reset_prefix_cache=True))
+        names = [name for name, _, _ in client.asked]
+        assert names == ["pause_generation", "reset_prefix_cache", "_call_all_servers", "resume_generation"] * step
+        _, given, held = client.asked[-2]
+        assert given[1]["kwargs"] == {"weights_path": str(tmp_path / "mirror")}
+        assert torch.equal(held, weights_of(step)["w"])
+    vars(worker)["_weight_transfer_sender"].teardown()
+
+
+@pytest.mark.usefixtures("_frameworks")
+def test_update_for_slime_reloads_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirrors: Any) -> None:
+    class Update:
+        def __init__(self, args: Any, model: Any, weights_getter: Any):
+            self.args, self.model = args, model
+
+    class Chunks:
+        def __init__(self, **_: Any):
+            pass
+
+        def get_hf_weight_chunks(self, weights: Any, should_convert_chunk: Any) -> Any:
+            yield list(weights.items()) if should_convert_chunk(0) else []
+
+    asked: list[tuple[str, Any, Any]] = []
+
+    def asking(name: str) -> Task:
+        return Task(lambda **given: asked.append((name, given, held_by(mirrors, tmp_path / "mirror")["w"])))
+
+    engine = type("Engine", (), {"__getattr__": lambda self, name: asking(name)})()
+    parts = "slime.backends.megatron_utils"
+    module(monkeypatch, f"{parts}.update_weight.common", named_params_and_buffers=lambda args, model: model.items())
+    module(monkeypatch, f"{parts}.update_weight.hf_weight_iterator_direct", HfWeightIteratorDirect=Chunks)
+    distributed = f"{parts}.update_weight.update_weight_from_distributed"
+    module(monkeypatch, distributed, UpdateWeightFromDistributed=Update)
+    module(monkeypatch, f"{parts}.actor", UpdateWeightFromDistributed=Update)
+    module(monkeypatch, "slime.utils.distributed_utils", get_gloo_group=lambda: None)
+    exec(placed(SLIME[0], tmp_path), known := {})  # type: ignore[var-annotated]
+    known["install"](None)
+    update = sys.modules[f"{parts}.actor"].UpdateWeightFromDistributed(None, model := weights_of(0), None)
+    update.connect_rollout_engines([engine], None)
+    for step in (1, 2):
+        model.update(weights_of(step))
+        update.update_weights()
+        (name, given, held) = asked[-2]
+        assert (name, given["weight_version"]) == ("update_weights_from_disk", str(step - 1))
+        assert torch.equal(held, model["w"])
+    update.publisher.close()
+
+
+@pytest.mark.usefixtures("_frameworks")
+def test_parts_for_prime_rl_load_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirrors: Any) -> None:
+    loaded: list[Any] = []
+
+    class Worker:
+        def update_weights_from_path(self, path: str) -> None:
+            loaded.append(held_by(mirrors, Path(path))["w"])
+
+    class Broadcast:
+        world = types.SimpleNamespace(is_master=True)
+
+        def __init__(self, output: Path, config: Any):
+            self.output_dir = output
+
+        def _notify_orchestrator(self, folder: Path) -> None:
+            inference["WeightcastWorker"]().update_weights_from_path(str(folder))
+
+    class Model:
+        config = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return weights_of(step)
+
+    train = types.SimpleNamespace(main=lambda: None)
+    by_layer = {"filter_state_dict_by_layers": lambda state, layers, prefix: [(0, state)]}
+    by_layer |= {"preprocess_layer_checkpoint": lambda model, layer, index: layer}
+    paths = {"get_broadcast_dir": lambda output: output, "get_step_path": lambda output, step: output / str(step)}
+    module(monkeypatch, "prime_rl.trainer.conversion_utils", get_max_layer_num=lambda state, prefix: 1)
+    module(monkeypatch, "prime_rl.trainer.rl", train=train)
+    module(monkeypatch, "prime_rl.transports.weights.filesystem", FileSystemWeightBroadcast=Broadcast)
+    module(monkeypatch, "prime_rl.transports.weights.nccl", **by_layer)
+    module(monkeypatch, "prime_rl.utils.utils", **paths)
+    module(monkeypatch, "prime_rl.utils.vlm", get_layer_prefix=lambda config: "")
+    module(monkeypatch, "prime_rl.inference.vllm.worker.filesystem", FileSystemWeightUpdateWorker=Worker)
+    launching, loading = PRIME
+    exec(placed(loading, tmp_path), inference := {})  # type: ignore[var-annotated]
+    exec(placed(launching, tmp_path), {"__name__": "__main__"})
+    broadcast = train.setup_weight_broadcast(tmp_path / "output", None, None, None)
+    for step in (1, 2):
+        broadcast.broadcast_weights(Model(), step)
+        assert torch.equal(loaded[-1], weights_of(step)["w"])
+    broadcast.publisher.close()
+
+
+def test_every_framework_has_its_test() -> None:
+    assert sorted(path.stem for path in (GUIDES / "frameworks").glob("*.md")) == sorted(
+        ("verl", "nemo-rl", "skyrl", "slime", "prime-rl")
     )

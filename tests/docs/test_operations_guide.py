@@ -29,6 +29,17 @@ def test_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.
     play(PAGE, places=places, codes=frozenset({0, 3, 13}))
 
 
+def test_figures_of_memory_are_those_of_the_results() -> None:
+    measured = Page.of("benchmarks/RESULTS.md").section("Memory").text
+    rows = PAGE.table("role")
+    assert len(rows) == 7
+    for row in rows:
+        role = row[0].split(",")[0]
+        lines = [line for line in measured.splitlines() if line.startswith(f"| {role}")]
+        figures = {figure for cell in row[1:] for figure in re.findall(r"\d+\.\d", cell)}
+        assert figures <= set(re.findall(r"\d+\.\d", "".join(lines))), role
+
+
 def test_every_error_class_has_one_row() -> None:
     classes = [name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)]
     assert sorted(row[0].strip("`") for row in ERRORS) == sorted(classes)

@@ -22,7 +22,7 @@ STORES = {
 def test_suite_tells_a_store_that_breaks_the_contract(kind: str, tmp_path: Path) -> None:
     before = "from weightcast.store.memory import MemoryStore\n"
     (tmp_path / "test_store.py").write_text(before + SUITE.replace("MyStore(...)", STORES[kind]))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == (0 if kind == "sound" else 1), done.stdout
     assert ("create" in done.stdout) == (kind == "broken")

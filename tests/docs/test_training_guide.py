@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ torch = pytest.importorskip("torch")
 from training import adam, same, small  # noqa: E402
 
 import weightcast as wc  # noqa: E402
+import weightcast.torch  # noqa: E402
 
-LOOP, TRAINER, STREAM, RECEIVE = Page.of("training.md").python
+PAGE = Page.of("training.md")
+LOOP, TRAINER, STREAM, RECEIVE = PAGE.python
 
 
 @pytest.fixture
@@ -67,6 +70,9 @@ def test_receiver_follows_in_place(known: dict[str, Any]) -> None:
     with pytest.raises(InterruptedError, match=str(known["receipt"].result().position.version)):  # else it goes on
         exec(RECEIVE, known | {"model": follower, "print": stop})
     same(follower, known["model"])
+    (expression,) = re.findall(r"`(wc\.fingerprint\(.*?\)\.digest)`", PAGE.text)
+    digest = eval(expression, {"wc": wc, "weightcast": weightcast, "model": follower})
+    assert digest == known["receipt"].result().position.digest
 
 
 def test_trainer_publishes_by_the_callback(tmp_path: Path) -> None:
@@ -82,6 +88,6 @@ def test_trainer_publishes_by_the_callback(tmp_path: Path) -> None:
     follower = small_model(torch.bfloat16, seed=9)
     with wc.Subscriber(url, follower) as subscriber:
         update = subscriber.sync()
-    assert update is not None
-    assert update.position.version == 3
+        assert update is not None
+        assert subscriber.chain.manifest(update.position.version).step == 3, "the last of three"
     same(follower, model)

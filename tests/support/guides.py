@@ -62,9 +62,12 @@ class Page:
 
     @property
     def code(self) -> str:
-        """All blocks of any kind, and then what stands in the text as code."""
-        fenced = "\n".join(textwrap.dedent(found[3]) for found in _BLOCK.finditer(self.text))
-        return fenced + "\n" + "\n".join(re.findall(r"`([^`\n]+)`", _BLOCK.sub("", self.text)))
+        """What is written as commands or code: of `console` blocks without what is printed, and code in the text."""
+        shown = [f"$ {command.text}" for command in self.commands]
+        blocks = [
+            textwrap.dedent(found[3]) for found in _BLOCK.finditer(self.text) if found[2] not in ("console", "sh")
+        ]
+        return "\n".join([*shown, *blocks, *re.findall(r"`([^`\n]+)`", _BLOCK.sub("", self.text))])
 
     @property
     def python(self) -> list[str]:
@@ -164,11 +167,11 @@ def _assert_agree(command: Command, printed: str, shown: str) -> None:
 
 
 def shape(text: str) -> str:
-    """Without sizes, times, ratios and digests."""
+    """Without sizes, times, ratios of sizes, and digests."""
     text = re.sub(r"\b[0-9a-f]{12,}\b", "HEX", text)
     text = re.sub(r"\d+:\d+:\d+", "TIME", text)
     text = re.sub(r"\d{4}-\d\d-\d\d", "DATE", text)
-    text = re.sub(r"1 : [\d.]+|[\d.]+%", "N", text)
+    text = re.sub(r"1 : [\d.]+", "N", text)
     text = re.sub(r"\d[\d.,]* ?(ms|s|min|h|B|kB|MB|GB|bytes)\b", "N", text)
     lines = (re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
