@@ -64,7 +64,7 @@ class Observer:
         self._chain, self._axes = chain, Axes.of(chain.channel.table)
         self._head: Manifest | None = None
         self._manifests: dict[int, Manifest | None] = {}
-        self._damaged: dict[str, str] = {}
+        self._damaged, self._damaged_head = dict[str, str](), dict[str, str]()
         self._reads: dict[int, Read] = {}
         self._groups: dict[int, list[int]] | None = None
         self._width = 1
@@ -139,13 +139,14 @@ class Observer:
     def _find_head(self) -> Manifest | None:
         """The newest commit that can be read."""
         known = self._head.position.version if self._head else None
+        self._damaged_head = {}
         try:
             return self._chain.head(known)
         except FormatError as error:
             newest = max(self._chain.versions((known or 0) - 1), default=None)
             if newest is None:
                 raise
-            self._damaged[manifest_key(newest)] = error.problem
+            self._damaged_head[manifest_key(newest)] = error.problem
             for version in range(newest - 1, max(-1, newest - 10), -1):
                 manifest = self._manifest(version)
                 if manifest is not None:
@@ -305,6 +306,7 @@ class Observer:
 
     def _findings(self) -> Iterator[tuple[str, str]]:
         """What is wrong, by key."""
+        yield from self._damaged_head.items()
         yield from self._damaged.items()
         yield from self._wrong_sizes.items()
         for anchor in self._anchors.values():
