@@ -20,8 +20,8 @@ import numpy as np
 import weightcast as wc
 from weightcast.channel.chain import Chain
 from weightcast.channel.heartbeats import put_heartbeat
-from weightcast.channel.keys import Position, delta_key, manifest_key, replica_key
-from weightcast.channel.records import Heartbeat, Manifest, ObjectRef, dump_record
+from weightcast.channel.keys import HEAD, Position, delta_key, manifest_key, replica_key
+from weightcast.channel.records import Heartbeat, Manifest, ObjectRef, dump_record, head_to_json
 from weightcast.store import open_store
 from weightcast.view.dashboard import Dashboard
 from weightcast.view.observer import Observer
@@ -94,7 +94,7 @@ def make_long(url: Path, versions: int, replicas: int) -> Watched:
         manifest = Manifest(first.channel, head, before, (ref,), first.codec, first.changed, version, when, "trainer")
         (url / manifest_key(version)).write_bytes(dump_record(manifest))
         before = head
-    (url / "head.json").unlink()  # it is a hint
+    (url / HEAD).write_bytes(head_to_json(head))
     (url / "replicas").mkdir(exist_ok=True)
     for i in range(replicas):
         beat = Heartbeat(f"replica-{i:03d}", head, now, pause=0.004, seconds={"fetch": 0.1, "apply": 0.01})

@@ -116,7 +116,10 @@ class Observer:
             if newest != before or self._clock.now() - self._listed_at > _RELIST:
                 self._read_manifests(newest)
                 self._list(newest)
-            backlog = self._read_manifests(newest) | self._read_patches(newest)
+            # Not in the first look, after which a page can be drawn.
+            if before >= 0 and (self._groups is None or len(self._groups) > 2 * _GROUPS):
+                self._list_older(newest)
+            backlog = self._read_manifests(newest) | self._read_patches(newest) | (self._groups is None)
             self._write_findings()
         self._replicas.look(self._chain, self._pool, head.position.version if head else None, self._manifests.get)
         if self._events is not None:
@@ -202,18 +205,8 @@ class Observer:
         self._forget_damaged()
         oldest = max(0, newest - RECENT + 1)
         sizes: dict[str, int] = {}
-        if self._groups is None or len(self._groups) > 2 * _GROUPS:
-            self._width = max(1, -(-(newest + 1) // _GROUPS))
-            self._groups = {}
-            deltas = self._chain.deltas()
-        else:
-            deltas = self._chain.deltas(f"{DELTAS}{oldest:012d}")
-        for edge, objects in deltas:
-            if edge.result < oldest:
-                _add(self._groups, edge.result // self._width, edge.result, edge.nbytes)
-            else:
-                sizes.update((one.key, one.size) for one in objects)
-        self._write_groups()
+        for _, objects in self._chain.deltas(f"{DELTAS}{oldest:012d}"):
+            sizes.update((one.key, one.size) for one in objects)
         committed = set(self._chain.versions(oldest - 1))
         self._wrong_sizes = {
             finding.key: finding.problem
@@ -226,6 +219,14 @@ class Observer:
         self._news_of("squash", shown)
         self.journal.put("squashes", [[edge.base, edge.result, edge.nbytes] for edge in shown])
         self._list_anchors()
+
+    def _list_older(self, newest: int) -> None:
+        """What a listing says of the versions that are not shown one by one."""
+        oldest = max(0, newest - RECENT + 1)
+        self._width, self._groups = max(1, -(-(newest + 1) // _GROUPS)), {}
+        for edge in self._chain.delta_edges(0, oldest - 1) if oldest else ():
+            _add(self._groups, edge.result // self._width, edge.result, edge.nbytes)
+        self._write_groups()
 
     def _forget_damaged(self) -> None:
         """Read what was damaged again: it may have been repaired."""
