@@ -60,7 +60,7 @@ def test_version_that_is_published_appears_without_a_reload(
         tab.until("document.body.innerText.includes('version 5')")
         watched.publish()
         tab.until("document.body.innerText.includes('version 6')")
-        tab.until("document.body.innerText.includes('1 version behind')")
+        tab.until("document.body.innerText.includes('up to date')")
         watched.report("rollout-a", 6)
         tab.until("!document.getElementById('arrivals').hidden")
     assert tab.problems == []

@@ -82,16 +82,24 @@ def test_replica_is_shown_with_its_lag_pause_and_error(watched: Watched) -> None
         ("broken", 0, "no room", 0.004),
         ("slow", 3, None, 0.25),
     ]
-    assert (replicas["total"], replicas["atHead"], replicas["failing"], replicas["worst"]) == (2, 1, 1, 3)
+    assert (replicas["total"], replicas["upToDate"], replicas["failing"], replicas["worst"]) == (2, 1, 1, 3)
+
+
+def test_versions_after_a_report_do_not_make_a_replica_late(watched: Watched) -> None:
+    watched.report("a", 5)
+    watched.report("b", 4)
+    watched.publish(2)
+    rows = {row["name"]: row for row in state_of(watched.url)["parts"]["replicas"]["rows"]}
+    assert {name: (row["lag"], row["behind"]) for name, row in rows.items()} == {"a": (2, 0), "b": (3, 1)}
 
 
 def test_arrival_is_the_time_from_commit_to_heartbeat_once_it_was_watched(watched: Watched) -> None:
     watched.report("a", 4)
     observer = observed(watched.url)
-    assert observer.journal.since()["parts"]["arrivals"] == []
+    assert observer.journal.since()["parts"]["arrivals"] == {"source": "heartbeats", "rows": []}
     watched.report("a", 5)
     observer.look()
-    ((version, count, least, median, most),) = observer.journal.since()["parts"]["arrivals"]
+    ((version, count, least, median, most),) = observer.journal.since()["parts"]["arrivals"]["rows"]
     observer.close()
     assert (version, count) == (5, 1)
     assert 0 <= least == median == most < 600

@@ -122,9 +122,13 @@ class Observer:
             backlog = self._read_manifests(newest) | self._read_patches(newest) | (self._groups is None)
             self._write_findings()
         self._replicas.look(self._chain, self._pool, head.position.version if head else None, self._manifests.get)
+        arrivals, source = self._replicas.arrivals(), "heartbeats"
         if self._events is not None:
             backlog |= self._events.read(self._chain.channel.id)
             self.journal.put("phases", self._events.as_json())
+            told = self._events.arrivals(self._manifests.get)
+            arrivals, source = (told, "events") if told else (arrivals, source)
+        self.journal.put("arrivals", {"source": source, "rows": arrivals})
         return backlog
 
     def _is_reset(self) -> bool:

@@ -42,7 +42,9 @@ const charts = (() => {
       return made.filter((t) => t >= low * 0.999 && t <= high * 1.001);
     };
     const decades = within([1]);
-    return decades.length >= 3 || by > 1 ? decades : within(decades.length === 2 ? [1, 3] : [1, 2, 3, 5, 7]).slice(0, 8);
+    if (decades.length >= 3 || by > 1) return decades;
+    const finer = within(decades.length === 2 ? [1, 3] : [1, 2, 3, 5, 7]);
+    return finer.length >= 3 ? finer : ticks(low, high, Math.min(most, 4), false);
   }
   function scaleOf(axis, values, from, to) {
     const log = axis.scale === "log";
