@@ -17,7 +17,7 @@ _FIRST = 8 << 20
 """Bytes at the end of a file that are read when it is opened; what is before them is not."""
 
 _VERSIONS, _ROWS, _SPANS, _LIVE = 16, 12, 32, 256
-"""The newest versions that are kept, with so many names each, and phases of each; and names that have a version live."""
+"""The newest versions that are kept, with so many names each, and phases of each; names with a version live."""
 
 _WHO = {role: i for i, role in enumerate(ROLES)}
 _WHAT = {phase: i for i, phase in enumerate(PHASES)}

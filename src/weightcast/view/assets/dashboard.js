@@ -275,7 +275,8 @@
     const items = [...state.news].reverse();
     news.replaceChildren(...items.map((item) => el("li", {}, el("time", {datetime: clock(item.time), title: clock(item.time)}, clock(item.time).slice(11, 19)),
       el("span", {class: item.tone || null}, item.subject ? [name(item.subject, 80), " "] : "", name(item.text, 240)))));
-    if (!items.length) news.append(el("li", {}, el("span", {}), "Nothing since this page began to watch."));
+    byId("news").hidden = Boolean(embedded) && !items.length;
+    if (!items.length) news.append(el("li", {}, el("span", {}), "Nothing since this dashboard began to watch."));
   }
   function drawChecks() {
     const checks = state.parts.checks;
