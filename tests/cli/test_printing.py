@@ -242,6 +242,8 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield from (("key", "new", key), ("key", "show", key), ("key", "show", gone), ("key", "new", key))
     yield from (("key", "show", url, "--trust", f"{key}.pub"), ("pull", url, tmp_path / "z", "--trust", CLEAR))
     yield ("key", "add", url, CLEAR, "--role", "writer", "--sign", key)
+    yield from (("report", url, "-o", tmp_path / f"page{CLEAR}"), ("report", gone, "-o", gone), ("dashboard", gone))
+    yield from (("dashboard", url, "--listen", f"{TITLE}:1"), ("dashboard", url, "--events", gone))
 
 
 def test_no_verb_lets_text_from_outside_act_on_the_terminal(world: World, tmp_path: Path) -> None:
