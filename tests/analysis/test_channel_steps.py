@@ -23,7 +23,7 @@ from weightcast.upkeep.squash import squash
 
 
 def training(steps: int, seed: int = 0) -> list[wc.Arrays]:
-    """Float weights that change a little, one of them to and fro; an index that changes whole, a tensor that never does."""
+    """Float weights that change a little, one to and fro; an index that changes whole, a tensor that never does."""
     rng = np.random.default_rng(seed)
     w, index, still = rng.standard_normal((40, 30)).astype(np.float32), np.zeros(50, np.int64), np.ones(7, np.float32)
     states = []
