@@ -32,7 +32,7 @@ settings.register_profile("weightcast", deadline=None, suppress_health_check=[He
 settings.load_profile("weightcast")
 
 NO_GATEWAY, NO_BROWSER = "no Ceph gateway", "no Chromium"
-TOGETHER = ("test_late_join", "test_rgw", "test_dashboard_page")
+TOGETHER = ("test_late_join", "test_rgw", "test_dashboard_page", "test_anatomy_page", "test_explanation")
 """1,000 versions are made once, one gateway takes a gigabyte and 15 seconds, one browser some hundred megabytes: not so
 in every process."""
 
