@@ -339,7 +339,7 @@ const charts = (() => {
   /* -- timelines -- */
 
   function drawTimeline(spec, width) {
-    const rows = spec.rows, x = spec.x || {}, high = 44, top = 6, height = top + rows.length * high + (x.label ? 44 : 28);
+    const rows = spec.rows, x = spec.x || {}, high = 44, top = (spec.rules || []).length ? 20 : 6, height = top + rows.length * high + (x.label ? 44 : 28);
     const all = rows.flatMap((row) => row.spans.flatMap((s) => [s.begin, s.end])).concat((spec.rules || []).map((r) => r.x));
     const across = scaleOf({min: 0, ...x}, all, 2, width - 12), g = svg("svg", {}), stops = [], bottom = top + rows.length * high;
     for (const t of across.ticks(84)) {
@@ -358,7 +358,7 @@ const charts = (() => {
     });
     for (const rule of spec.rules || []) {
       const at = fixed(across.at(rule.x)), flip = at > width * 0.7;
-      g.append(svg("path", {class: "rule", d: `M${at} ${top}V${bottom}`}), svg("text", {x: at + (flip ? -5 : 5), y: top + 9, "text-anchor": flip ? "end" : "start"}, plain(rule.name, 40)));
+      g.append(svg("path", {class: "rule", d: `M${at} ${top}V${bottom}`}), svg("text", {x: at, y: 12, "text-anchor": flip ? "end" : at < 60 ? "start" : "middle"}, plain(rule.name, 40)));
     }
     if (x.label) g.append(svg("text", {x: width - 2, y: height - 3, "text-anchor": "end"}, plain(x.label)));
     return {drawing: g, height, stops, label: `${spec.title}: ${kit.plural(rows.length, "row")}`};
