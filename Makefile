@@ -70,7 +70,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 # CHAOS=1 kills each box once on the way.
 demo: setup
 	@echo "== Wordle: a trainer, a folder as the bucket, two rollout replicas, an environment; about five minutes"
-	$(BIN)/python -m examples.wordle.demo $(if $(CHAOS),--chaos)
+	$(BIN)/python -m examples.wordle.demo --report build/demo.html $(if $(CHAOS),--chaos)
+	@echo "== what its channel was: build/demo.html"
 
 demo-vllm: $(VLLM_VENV)/ready
 	@echo "== the same with TRL and real vLLM, on the CPU; about five minutes"

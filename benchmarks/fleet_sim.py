@@ -1,6 +1,6 @@
 """A simulated fleet of a trillion-parameter model: what buckets see, how far behind replicas are, what a join costs.
 
-    python benchmarks/fleet_sim.py [--hours 4] [--seed 1] [--svg FILE]
+    python benchmarks/fleet_sim.py [--hours 4] [--anchors 2] [--seed 1] [--svg FILE]
     python benchmarks/fleet_sim.py --check [--followers 30] [--versions 25] [--away 60]
 
 Discrete events (`sim_core.py`), on channels whose objects have sizes and no bytes (`sim_bucket.py`). Where a replica
@@ -85,8 +85,8 @@ class Compute:
         return sum(self._rates.work(codec, phase).seconds(elements, changes, MODEL.tensors) for phase in phases)
 
 
-def trillion(hours: float, seed: int) -> Scenario:
-    """A trainer of 256 ranks, a thousand replicas of 16 processes in five regions."""
+def trillion(hours: float, seed: int, anchors: float = 2.0) -> Scenario:
+    """A trainer of 256 ranks, a thousand replicas of 16 processes in five regions; an anchor every so many hours."""
     delta = costs.nbytes_of("banded", MODEL, RANKS)
     horizon = hours * HOUR
     others = REGIONS[1:]
@@ -104,7 +104,7 @@ def trillion(hours: float, seed: int) -> Scenario:
         horizon=horizon,
         objects=RANKS,
         squash_every=MINUTE,
-        anchor_every=2 * HOUR,
+        anchor_every=anchors * HOUR or None,
         collect_every=0.5 * HOUR,
         retention=Retention(window=1.5 * HOUR, grace=15 * MINUTE, patience=12 * HOUR),
         joins=((JOIN_AT, 50),),
@@ -179,6 +179,7 @@ def joins(fleet: Fleet) -> dict[str, object]:
     found = fleet.joined
     return {
         "number": len(found),
+        "not at an end": sum(replica.is_up and replica.at is None for replica in fleet.replicas),
         "seconds": quantiles([one.seconds for one in found]),
         "TB": quantiles([one.nbytes / 1e12 for one in found]),
         "requests": quantiles([one.requests for one in found]),
@@ -187,17 +188,24 @@ def joins(fleet: Fleet) -> dict[str, object]:
 
 
 def save_plot(fleet: Fleet, path: Path) -> None:
-    """Two panels: what buckets serve, and how far behind replicas are."""
-    served = {
-        bucket.name: [rate / GB for rate in bucket.server.bins.rates(fleet.scenario.horizon)]
+    """Two panels: what buckets serve, as means over two steps; and how far behind replicas are, most in a minute."""
+    width = fleet.scenario.bin
+    served, ages = round(2 * STEP / width), round(MINUTE / width)
+    rates = {
+        bucket.name: _chunks([rate / GB for rate in bucket.server.bins.rates(fleet.scenario.horizon)], served)
         for bucket in fleet.buckets.values()
     }
-    ages = {
-        name: [some[min(len(some) - 1, int(part * len(some)))] / 60 for _, some in fleet.behind]
+    behind = {
+        name: _chunks([some[min(len(some) - 1, int(part * len(some)))] / 60 for _, some in fleet.behind], ages)
         for name, part in (("half of the replicas", 0.5), ("99 of 100", 0.99), ("the slowest", 1.0))
     }
-    minutes = fleet.scenario.bin / 60
-    path.write_text(plot(minutes, (("Bytes served, GB/s", served), ("Behind, minutes", ages))))
+    means = {name: [sum(some) / len(some) for some in found] for name, found in rates.items()}
+    most = {name: [max(some) for some in found] for name, found in behind.items()}
+    path.write_text(plot([("Bytes served, GB/s", 2 * STEP / 60, means), ("Behind, minutes", 1.0, most)]))
+
+
+def _chunks(line: Sequence[float], every: int) -> list[Sequence[float]]:
+    return [line[i : i + every] for i in range(0, len(line), every)]
 
 
 # -- the check ---------------------------------------------------------------------------------------------------------
@@ -256,6 +264,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=4.0)
+    parser.add_argument("--anchors", type=float, default=2.0, help="hours between two anchors; 0 for none")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--svg", type=Path, default=None, help="where to draw the run")
     parser.add_argument("--check", action="store_true", help="simulate a real run of the small fleet")
@@ -272,7 +281,7 @@ def main() -> None:
         print(json.dumps(checked, indent=1))
         return
     began = time.process_time()
-    fleet = Fleet(trillion(options.hours, options.seed))
+    fleet = Fleet(trillion(options.hours, options.seed, options.anchors))
     fleet.run()
     found = report(fleet)
     found["cpu_seconds"] = round(time.process_time() - began, 1)

@@ -78,6 +78,14 @@ class Bucket:
         self.asked[what] += ceil(number)
         self.requests.add(self.simulation.now, number)
 
+    def asked_since(self, began: float, number: float) -> None:
+        """So many requests of a transfer were sent from then on."""
+        now = self.simulation.now
+        if now > began:
+            self.requests.spread(began, now, number / (now - began))
+        else:
+            self.requests.add(now, number)
+
     def polled(self, since: float, every: float) -> None:
         """Somebody has asked for the next version from then on."""
         now = self.simulation.now
@@ -110,14 +118,14 @@ class Bucket:
         return self._routes[at, goal]
 
     def ask_for(self, route: Route, goal: int) -> float:
-        """Count the requests and bytes of a route's objects."""
+        """Count the requests and bytes of a route's objects; returns the requests, which take as long as the bytes."""
         number = 0.0
         for edge in route:
             parts = self.objects if edge.kind == "delta" else 1
             ranges = parts * max(1, ceil(edge.nbytes / parts / FETCH_PART))
             record = edge.base is None or (edge.kind == "delta" and edge.result != goal)
-            self.ask({"anchor": "anchors", "squash": "squashes", "delta": "deltas"}[edge.kind], ranges)
-            self.ask("anchors" if edge.base is None else "manifests", record)
+            self.asked[{"anchor": "anchors", "squash": "squashes", "delta": "deltas"}[edge.kind]] += ranges
+            self.asked["anchors" if edge.base is None else "manifests"] += record
             self.served[edge.kind] += edge.nbytes
             number += ranges + record
         return number
@@ -229,9 +237,14 @@ class Copier:
         deltas = (edge_of(manifest[0]),) if step.commits and manifest else ()
         route = tuple(edge for edge in (*step.edges, *deltas) if edge.key in self._home.held)
         self._home.ask("manifests", bool(deltas))
-        self._home.ask_for(route, step.version)
-        nbytes = max(1, route_bytes(route))
-        self._flow = self._home.server.start(nbytes, self._rate, lambda: self._arrived(step, route))
+        nbytes, began = max(1, route_bytes(route)), self._simulation.now
+        number = self._home.ask_for(route, step.version)
+
+        def arrived() -> None:
+            self._home.asked_since(began, number)
+            self._arrived(step, route)
+
+        self._flow = self._home.server.start(nbytes, self._rate, arrived)
 
     def _arrived(self, step: Step, route: Route) -> None:
         self.received += max(1, route_bytes(route))
@@ -287,7 +300,7 @@ class Upkeep:
             route = cheapest_route(self._home.listed(), base, result)
             if route is None:
                 continue  # what it is made of was collected
-            self._home.ask_for(route, result)
+            self._home.requests.add(self._simulation.now, self._home.ask_for(route, result))
             nbytes = self._squash_bytes(result - base)
             busy += (route_bytes(route) + nbytes) / self._rate
             key = squash_key(base, position(result), f"{base:032x}{result:032x}")

@@ -119,9 +119,7 @@ class Replica:
 
     def fail(self, loses_disk: bool) -> None:
         self._rest_ends()
-        if self._flow is not None:
-            self._fleet.received += self._flow[1].nbytes - self._flow[0].server.cancel(self._flow[1])
-            self._flow = None
+        self._flow_ends()
         self.is_up = self._is_busy = False
         self._life += 1
         self._begun = self._simulation.now, 0, 0.0
@@ -155,18 +153,28 @@ class Replica:
         requests = bucket.ask_for(route, goal)
         began, nbytes, asked = self._begun
         self._begun = began, nbytes + route_bytes(route), asked + requests
-        self._fetch(bucket, route, goal, float(max(1, route_bytes(route))))
+        self._fetch(bucket, route, goal, float(max(1, route_bytes(route))), requests)
 
-    def _fetch(self, bucket: Bucket, route: Route, goal: int, nbytes: float) -> None:
+    def _fetch(self, bucket: Bucket, route: Route, goal: int, nbytes: float, requests: float) -> None:
         began, life = self._simulation.now, self._life
         flow = bucket.server.start(nbytes, self._link, lambda: self._fetched(life, route, goal, began, nbytes))
         self._flow = bucket, flow
-        self._underway = route, goal
+        self._underway = route, goal, began, requests
+
+    def _flow_ends(self) -> float:
+        """The transfer is over, or is ended; returns the bytes that it lacks."""
+        if self._flow is None:
+            return 0.0
+        (bucket, flow), (_, _, began, requests) = self._flow, self._underway
+        self._flow = None
+        left = bucket.server.cancel(flow)
+        bucket.asked_since(began, requests * (1 - left / flow.nbytes))
+        self._fleet.received += flow.nbytes - left
+        return left
 
     def _fetched(self, life: int, route: Route, goal: int, began: float, nbytes: float) -> None:
         """What was decoded while the rest was fetched is done already, but for the last edge."""
-        self._flow = None
-        self._fleet.received += nbytes
+        self._flow_ends()
         work = [self._fleet.scenario.compute(edge) for edge in route]
         left = max(work[-1], sum(work) - (self._simulation.now - began))
         self._simulation.after(left, lambda: self._applied(life, goal))
@@ -233,21 +241,17 @@ class Replica:
     def lost(self, bucket: Bucket) -> None:
         """A bucket goes away: a download continues elsewhere, and a question is not answered."""
         if self._flow is not None and self._flow[0] is bucket:
-            flow = self._flow[1]
-            left = bucket.server.cancel(flow)
-            self._fleet.received += flow.nbytes - left
-            self._flow = None
-            other = self._source()
-            self._fetch(other, *self._underway, left)
+            route, goal, _, requests = self._underway
+            nbytes = self._flow[1].nbytes
+            left = self._flow_ends()
+            self._fetch(self._source(), route, goal, left, requests * left / nbytes)
         elif self._idle_at is bucket:
             self.told()
 
     def settle(self) -> None:
         """Count what is under way at the end of a run."""
         self._rest_ends()
-        if self._flow is not None:
-            bucket, flow = self._flow
-            self._fleet.received += flow.nbytes - bucket.server.cancel(flow)
+        self._flow_ends()
 
     def _rest_ends(self) -> None:
         if self._idle_at is not None:

@@ -10,18 +10,19 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 250, 60, 170, 34, 34
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#b58900")
 GREY = "#808080"
 
-Panel = tuple[str, Mapping[str, Sequence[float]]]
+Panel = tuple[str, float, Mapping[str, Sequence[float]]]
+"""Its title, the minutes from one value to the next, and the lines by name."""
 
 
-def plot(step: float, panels: Sequence[Panel]) -> str:
-    """Panels under each other; a value of each line every ``step`` minutes."""
+def plot(panels: Sequence[Panel]) -> str:
+    """Panels under each other."""
     height = HEIGHT * len(panels)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="sans-serif" font-size="12" role="img">'
     )
-    parts = [_panel(title, lines, step, HEIGHT * i) for i, (title, lines) in enumerate(panels)]
-    titles = "; ".join(title for title, _ in panels)
+    parts = [_panel(title, lines, step, HEIGHT * i) for i, (title, step, lines) in enumerate(panels)]
+    titles = "; ".join(title for title, _, _ in panels)
     return "\n".join([head, f"<title>{escape(titles)}</title>", *parts, "</svg>\n"])
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import faults
 import pytest
+from chromium import Browser, browsing
+from debian import UnavailableError
 from groups import ModulesTogether
 from hypothesis import HealthCheck, settings
 from liars import World
-from rgw import Endpoint, UnavailableError, serving
+from rgw import Endpoint, serving
 
 os.environ.pop("COLUMNS", None)  # xdist sets it, and tables are cut to it
 
@@ -29,9 +31,10 @@ if not Path("/dev/nvidiactl").exists():  # before Triton is imported anywhere: i
 settings.register_profile("weightcast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("weightcast")
 
-NO_GATEWAY = "no Ceph gateway"
-TOGETHER = ("test_late_join", "test_rgw")
-"""1,000 versions are made once, and one gateway takes a gigabyte and 15 seconds: not so in every process."""
+NO_GATEWAY, NO_BROWSER = "no Ceph gateway", "no Chromium"
+TOGETHER = ("test_late_join", "test_rgw", "test_dashboard_page", "test_anatomy_page", "test_explanation")
+"""1,000 versions are made once, one gateway takes a gigabyte and 15 seconds, one browser some hundred megabytes: not so
+in every process."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,6 +66,19 @@ def rgw() -> Iterator[Endpoint]:
         for name, value in endpoint.environment().items():
             patch.setenv(name, value)
         yield endpoint
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A real Chromium; where there can be none, its tests are skipped, but never in CI."""
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(browsing())
+        except UnavailableError as error:
+            if os.environ.get("CI"):
+                pytest.fail(f"{NO_BROWSER}: {error}")
+            pytest.skip(f"{NO_BROWSER}: {error}")
+        yield found
 
 
 @pytest.fixture

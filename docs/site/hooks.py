@@ -52,13 +52,13 @@ def loads_from_elsewhere(text: str) -> list[str]:
 
 
 def page_of(path: Path) -> str | None:
-    """What a file of the repository is called in the site; None if it is no page of it."""
+    """What a file of the repository is called in the site; None if it is no page or image of it."""
     name = path.relative_to(ROOT).as_posix()
     if name in PAGES:
         return PAGES[name]
     if name == EXPLANATION[0]:
         return EXPLANATION[1]
-    return name.removeprefix("docs/") if name.startswith("docs/") and name.endswith(".md") else None
+    return name.removeprefix("docs/") if name.startswith("docs/") and name.endswith((".md", ".svg", ".png")) else None
 
 
 def relinked(text: str, source: Path, page: str) -> str:

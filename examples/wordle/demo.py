@@ -3,7 +3,8 @@
     python -m examples.wordle.demo            # about five minutes on two cores
     python -m examples.wordle.demo --chaos    # the same, and each box is killed once on the way
 
-Bucket and logs are gone afterwards, unless --folder says where to keep them.
+While it runs, a page at an address that the view names shows the channel; --report keeps it as a file. Bucket and logs
+are gone afterwards, unless --folder says where to keep them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -52,17 +54,21 @@ class Demo:
 
     def __init__(self, boxes: Boxes, given: argparse.Namespace, folder: Path):
         self.record = Record()
-        self._boxes, self._steps = boxes, given.steps
+        self._boxes, self._steps, self._report = boxes, given.steps, given.report
         self._kills = list(KILLS) if given.chaos else []
         self._restarts: list[Restart] = []
         self._killed: set[tuple[str, int]] = set()
         environment, *self._replicas = (f"http://127.0.0.1:{free_port()}" for _ in range(3))
-        channel = str(folder / "bucket")
+        channel, events = str(folder / "bucket"), str(folder / "events.jsonl")
+        self._watched = [channel, "--events", events]
+        boxes.add("dashboard", weightcast("dashboard", *self._watched, "--json"))
         boxes.add("environment", module("environment", "--port", port(environment)))
         for name, url in zip(("replica-a", "replica-b"), self._replicas, strict=True):
-            boxes.add(name, module("replica", "--channel", channel, "--name", name, "--port", port(url)))
+            boxes.add(
+                name, module("replica", "--channel", channel, "--name", name, "--port", port(url), "--events", events)
+            )
         trainer = module("trainer", "--channel", channel, "--environment", environment, "--replicas", *self._replicas)
-        options = ("--steps", given.steps, "--lr", given.lr, "--evaluate", given.evaluate)
+        options = ("--steps", given.steps, "--lr", given.lr, "--evaluate", given.evaluate, "--events", events)
         boxes.add("trainer", [*trainer, *map(str, options), "--state", str(folder / "trainer.pt")])
 
     def run(self) -> dict[str, Proof]:
@@ -76,11 +82,19 @@ class Demo:
         if self._kills:
             raise SystemExit(f"too few steps to kill {', '.join(name for name, _ in self._kills)}")
         named = zip(("replica-a", "replica-b"), self._replicas, strict=True)
-        return {name: self._proof(url) for name, url in named}
+        proofs = {name: self._proof(url) for name, url in named}
+        if self._report is not None:
+            self._report.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(
+                weightcast("report", *self._watched, "-o", str(self._report), "--force", "--json"), check=True
+            )
+        return proofs
 
     def _take(self, message: Message) -> None:
         self.record.take(message)
         fields = message.fields
+        if message.box == "trainer" and fields["event"] == "begin" and not self._boxes["dashboard"].starts:
+            self._boxes["dashboard"].start()  # there is a channel now
         was_killed = (message.box, fields.get("start")) in self._killed
         if fields["event"] == "gone" and not was_killed and self.record.digest is None:
             raise SystemExit(self._boxes[message.box].exit_message(fields["code"]))
@@ -118,6 +132,10 @@ class Demo:
 
 def module(name: str, *options: str) -> list[str]:
     return [sys.executable, "-m", f"examples.wordle.{name}", *options]
+
+
+def weightcast(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "weightcast", *arguments]
 
 
 def port(url: str) -> str:
@@ -182,6 +200,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--evaluate", type=int, default=8, metavar="N", help="games of every word, before and after")
     parser.add_argument("--chaos", action="store_true", help="kill each box once on the way")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the channel's page there at the end")
     add_output_options(parser)
     return parser.parse_args()
 

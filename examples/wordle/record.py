@@ -66,6 +66,8 @@ class Record:
     """Of the last version, once the trainer is done."""
     exact: bool | None = None
     """Whether it is the digest of the trainer's own weights, computed by other means."""
+    page: str | None = None
+    """The address of the dashboard."""
     news: deque[str] = field(default_factory=lambda: deque(maxlen=5))
 
     def take(self, message: Message) -> None:
@@ -89,6 +91,8 @@ class Record:
                 self.games += fields["games"]
             case "dropped":
                 self.dropped += fields["games"]
+            case "listening":
+                self.page = fields["url"]
             case "trouble":
                 self.news.append(f"{box}: {fields['text'][:100]}")
             case "end" if "digest" in fields:  # an agent reports its end too

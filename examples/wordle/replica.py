@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Literal
 
@@ -86,7 +87,7 @@ class _Waiting:
 class Replica:
     """A model that is sampled from by one thread and kept up to date by another; a lock lies between the two."""
 
-    def __init__(self, channel: str, name: str):
+    def __init__(self, channel: str, name: str, on_event: Sequence[wc.Sink] = ()):
         self._published = Qwen3ForCausalLM(config()).bfloat16()
         """What the channel writes into."""
         self._model = copy.deepcopy(self._published).float()
@@ -94,7 +95,7 @@ class Replica:
         self._weights = threading.Lock()
         """Held while a batch is sampled, and while an update is written."""
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
-        self._channel, self._name = channel, name
+        self._channel, self._name, self._on_event = channel, name, on_event
         self.version: int | None = None
 
     def start(self) -> None:
@@ -108,7 +109,9 @@ class Replica:
         told = None
         while True:
             try:
-                with wc.Subscriber(self._channel, self._published, replica=self._name) as subscriber:
+                with wc.Subscriber(
+                    self._channel, self._published, replica=self._name, on_event=self._on_event
+                ) as subscriber:
                     while True:
                         if not self._update(subscriber):
                             time.sleep(POLL_EVERY)
@@ -245,10 +248,11 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8001)
     parser.add_argument("--threads", type=int, default=1, help="that compute")
+    parser.add_argument("--events", type=Path, metavar="FILE", help="append what phases took")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     wc.warm_up()
-    replica = Replica(given.channel, given.name)
+    replica = Replica(given.channel, given.name, [wc.JsonLines(given.events)] if given.events else [])
     replica.start()
     report("begin", replica=given.name, address=f"http://{given.host}:{given.port}")
     uvicorn.run(make_app(replica), host=given.host, port=given.port, log_level="warning")

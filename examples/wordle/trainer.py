@@ -191,6 +191,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--evaluate", type=int, default=8, metavar="N", help="games of every word, before and after")
     parser.add_argument("--threads", type=int, default=1, help="that compute")
+    parser.add_argument("--events", type=Path, metavar="FILE", help="append what phases took")
     return parser.parse_args()
 
 
@@ -224,7 +225,10 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     wc.warm_up()
     training = Training.resume(given.channel, given.state, given.checkpoint, given.lr)
-    with wc.Publisher(given.channel, training.model, optimizer=training.optimizer, dtype="BF16") as publisher:
+    on_event = [wc.JsonLines(given.events)] if given.events else []
+    with wc.Publisher(
+        given.channel, training.model, optimizer=training.optimizer, dtype="BF16", on_event=on_event
+    ) as publisher:
         table = publisher.table
         head = publisher.publish(step=training.step).result().position
         report("begin", elements=table.elements, nbytes=table.nbytes, version=head.version, step=training.step)

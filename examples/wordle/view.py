@@ -58,6 +58,8 @@ class View:
             pause = f"paused {1000 * replica.pauses[-1]:.1f} ms" if replica.pauses else "first version"
             rows.add_row(name, f"version {replica.version}, {behind} behind   {pause}   {replica.updates} updates")
         rows.add_row("environment", f"{record.games:,} games played")
+        if record.page is not None:
+            rows.add_row("dashboard", record.page)
         return rows
 
     def _news(self) -> RenderableType:

@@ -80,3 +80,5 @@ def test_measured_sizes_are_taken_and_growth_goes_on_beyond() -> None:
     assert squash_bytes(GROWING, 8, MODEL) == pytest.approx(29_000 * 29 / 17)
     assert squash_bytes({1: (500,)}, 8, MODEL) == 4000, "one size alone: as if no weight changed twice"
     assert squash_bytes({1: (500,)}, 1 << 20, MODEL) == MODEL
+    assert squash_bytes({1: (10,), 2: (100,)}, 4, MODEL) == 200, "never more than one by one"
+    assert squash_bytes({1: (100,), 2: (10,)}, 4, MODEL) == 10, "weights that return do not make it shrink for ever"

@@ -104,3 +104,10 @@ def test_infinities_and_nans_are_counted_and_not_explained() -> None:
     (found,) = anatomy_of(steps_of([old, new])).dtypes
     last = found.rows[-1]
     assert (last.field, last.weights, last.flips, last.predicted) == (255, 2, 1, {})
+
+
+def test_flips_among_nans_alone_are_not_fitted() -> None:
+    old, new = (one(np.array([bits, 0x3F80], np.uint16)) for bits in (0x7F80, 0x7F81))
+    (found,) = anatomy_of(steps_of([old, new])).dtypes
+    assert found.flips.total == 1
+    assert found.fits == ()

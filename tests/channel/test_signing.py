@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ def test_private_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) 
         read_private(path)
     assert "chmod 600" in str(raised.value)
     assert ROOT.secret().hex() not in str(raised.value)
+
+
+@pytest.mark.parametrize("read", [read_private, read_public])
+@pytest.mark.parametrize("name", ["", ".", "no/file", "a\0b", "x" * 5000])
+def test_what_is_no_file_of_a_key_is_a_mistake_of_usage(
+    read: Callable[[str], object], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"key|not a file"):
+        read(name)
 
 
 @pytest.mark.parametrize("damage", [b"", b"weightcast-private-key ed25519 ", b"\xff" * 10])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import stat
 from pathlib import Path
 
 import pytest
 from cli_world import USAGE, facts, run
 from collisions import forged
-from signed_channel import SignedChannel, bits_of
+from signed_channel import SignedChannel, arrays, bits_of
 
 from weightcast.channel.keys import manifest_key
 from weightcast.channel.tags import set_tag
+from weightcast.disk.checkpoint import save
 from weightcast.follow.mirror_folder import default_mirror
 
 TRUST = 15
@@ -87,6 +89,28 @@ def test_private_key_comes_from_a_variable(channel: SignedChannel, monkeypatch: 
     done = run("key", "add", channel.url, channel.public("stranger"), "--role", "replica", "--sign", "env:ROOT_KEY")
     assert done.code == 0, done.err
     assert channel.file("root").read_text().split()[-1] not in done.out + done.err
+
+
+def test_private_key_is_in_no_output_log_event_or_error(
+    channel: SignedChannel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("WRITER_KEY", channel.file("writer").read_text())
+    events, mirror = channel.home / "events.jsonl", channel.home / "mirror"
+    checkpoint = channel.home / "checkpoint"
+    checkpoint.mkdir()
+    save(arrays(bits_of(3)), checkpoint)
+    publish = ("publish", channel.url, checkpoint, "--mirror", mirror, "--trust", root(channel), "--events", events)
+    done = [run(*publish, "--sign", "env:WRITER_KEY", "--json")]
+    assert done[0].code == 0, done[0].err
+    channel.revoke("writer")
+    done += [run(*publish, "--sign", "env:WRITER_KEY"), run(*publish, "--sign", channel.file("cutter"))]
+    channel.path("channel.json").write_bytes(b"{")
+    done += [run(*publish, "--sign", "env:WRITER_KEY"), run(*publish, "--sign", channel.file("writer"), "--codec", "x")]
+    assert all(one.code for one in done[1:])
+    told = "".join(one.out + one.err for one in done) + caplog.text + events.read_text()
+    for name in ("writer", "cutter"):
+        assert channel.keys[name].secret().hex() not in told
 
 
 def test_version_without_a_signature_is_refused_by_every_verb_with_a_key(channel: SignedChannel) -> None:

@@ -245,6 +245,8 @@ def commands(world: World, tmp_path: Path) -> Iterator[tuple[object, ...]]:
     yield ("key", "add", url, CLEAR, "--role", "writer", "--sign", key)
     yield from (("estimate", CLEAR, "--rates", gone), ("estimate", "1M", "--rates", gone))
     yield ("estimate", "1M", "--rates", hostile_rates(tmp_path))
+    yield from (("report", url, "-o", tmp_path / f"page{CLEAR}"), ("report", gone, "-o", gone), ("dashboard", gone))
+    yield from (("dashboard", url, "--listen", f"{TITLE}:1"), ("dashboard", url, "--events", gone))
 
 
 def hostile_rates(folder: Path) -> Path:

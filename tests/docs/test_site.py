@@ -69,6 +69,11 @@ def test_links_lead_to_where_files_are_in_the_site(hooks: ModuleType) -> None:
     )
 
 
+def test_images_of_documents_are_in_the_site(hooks: ModuleType) -> None:
+    text, source = "![a](../docs/images/demo.svg)", ROOT / "benchmarks/RESULTS.md"
+    assert hooks.relinked(text, source, "benchmarks/RESULTS.md") == "![a](../images/demo.svg)"
+
+
 def test_link_to_a_missing_file_fails(hooks: ModuleType) -> None:
     with pytest.raises(Exception, match=r"links to no\.md, which does not exist"):
         hooks.relinked("[a](no.md)", ROOT / "docs/SPEC.md", "SPEC.md")

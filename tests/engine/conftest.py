@@ -1,4 +1,4 @@
-"""A trainer for the engines of these tests."""
+"""A trainer, an engine and an agent for these tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from local_engine import Training
+    from local_engine import Local, Training
+
+    from weightcast.engine.agent import Agent
 
 
 @pytest.fixture
@@ -20,3 +22,22 @@ def training(tmp_path: Path) -> Iterator[Training]:
     begun = Training(tmp_path)
     yield begun
     begun.close()
+
+
+@pytest.fixture
+def engine(training: Training) -> Local:
+    """An engine with the trainer's first weights."""
+    from local_engine import Local
+
+    return Local(training.weights)
+
+
+@pytest.fixture
+def agent(training: Training, engine: Local, tmp_path: Path) -> Iterator[Agent]:
+    """Its engine is at version 0, and version 1 is published."""
+    from local_engine import attached
+
+    with attached(training, engine, tmp_path) as following:
+        following.step()
+        training.step(1)
+        yield following

@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("opentelemetry.sdk")
 
 from local_engine import Local, Training, attached  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
 from weightcast.engine.messages import Outcome, UpdateEngine  # noqa: E402
 from weightcast.events.event import PHASES, ROLES, Event  # noqa: E402
+from weightcast.events.traces import Traces, trace_ids  # noqa: E402
 
 
 class Told:
@@ -55,6 +60,31 @@ def test_version_has_the_phases_of_agent_engine_and_mirror(training: Training, t
     assert staged.began <= paused[0].began
     assert {event.phase for event in told.events} <= set(PHASES)
     assert {event.role for event in told.events} <= set(ROLES)
+
+
+def test_trainer_agent_mirror_and_engine_make_one_trace_of_a_version(tmp_path: Path) -> None:
+    """From what the trainer found to the end of the engine's pause; nothing but the manifest went between them."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traces = Traces(provider)
+    training = Training(tmp_path, on_event=traces)
+    with attached(training, Local(training.weights), tmp_path, on_event=traces) as agent:
+        agent.step()
+        training.step(1)
+        update = agent.step()
+        agent.catch_up()
+        channel = agent.subscriber.chain.channel.id
+    training.close()
+    assert update is not None
+    ids = trace_ids(channel, 1, update.position.digest)
+    spans = [span for span in exporter.get_finished_spans() if (span.attributes or {})["weightcast.version"] == 1]
+    assert {(span.context.trace_id, span.parent and span.parent.span_id) for span in spans if span.context} == {ids}
+    roles = [
+        (span.attributes or {})["weightcast.role"] for span in sorted(spans, key=lambda span: span.start_time or 0)
+    ]
+    assert set(roles) == {"trainer", "agent", "engine", "mirror"}
+    first = {role: roles.index(role) for role in ("trainer", "agent", "engine")}
+    assert first["trainer"] < first["agent"] < first["engine"]
 
 
 class Talkative(Local):

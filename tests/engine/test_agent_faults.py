@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,6 @@ from weightcast.engine.messages import ApplyUpdate, EngineReport, Hello, Outcome
 from weightcast.engine.proof import prove  # noqa: E402
 from weightcast.engine.protocol import decode_request, encode  # noqa: E402
 from weightcast.errors import ChannelError, EngineError, EngineGoneError, StoreError  # noqa: E402
-
-
-@pytest.fixture
-def engine(training: Training) -> Local:
-    return Local(training.weights)
-
-
-@pytest.fixture
-def agent(training: Training, engine: Local, tmp_path: Path) -> Iterator[Agent]:
-    """Its engine is at version 0, and version 1 is published."""
-    with attached(training, engine, tmp_path) as following:
-        following.step()
-        training.step(1)
-        yield following
 
 
 def engine_at(known: bool, folder: Path) -> Local:
@@ -310,8 +295,9 @@ def test_interrupted_agent_leaves_no_pause(known: bool, training: Training, tmp_
         must_be(engine, after, 1 if known else 0)
 
 
+@pytest.mark.parametrize("by", ["us", "somebody else"])
 def test_interrupted_agent_leaves_engine_with_mixed_weights_paused_and_warns(
-    engine: Local, training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    by: str, engine: Local, training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = attached(training, engine, tmp_path)
     agent.step()
@@ -325,13 +311,21 @@ def test_interrupted_agent_leaves_engine_with_mixed_weights_paused_and_warns(
         raise KeyboardInterrupt
 
     engine.exchange = interrupted  # type: ignore[method-assign]
+    engine.paused = by == "somebody else"
     with pytest.raises(KeyboardInterrupt), agent:
         agent.step()
-    assert engine.paused
-    assert "stays paused: an update broke off, and its weights are mixed. Start the agent again" in caplog.text
+    assert (engine.paused, engine.served) == (True, "updating")
+    said = {
+        "us": "a test stays paused: an update broke off, and its weights are mixed. Start the agent again",
+        "somebody else": "do not resume a test: an update broke off in a pause of somebody else, and its weights are "
+        "mixed. Start the agent again",
+    }
+    assert [text for text in said.values() if text in caplog.text] == [said[by]]
     engine.__dict__.pop("exchange")
     with attached(training, engine, tmp_path) as after:
         after.step()
+        assert engine.paused is (by == "somebody else")
+        engine.paused = False
         must_be(engine, after, 1)
 
 

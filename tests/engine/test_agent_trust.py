@@ -81,7 +81,7 @@ def test_object_of_a_signed_version_with_other_bytes_reaches_no_worker(
         genuine = path.read_bytes()
         path.write_bytes(genuine[:-1] + bytes([genuine[-1] ^ 1]))
         engine.calls.clear()
-        with pytest.raises(WeightcastError, match="sha256|SHA-256|damaged"):
+        with pytest.raises(WeightcastError, match=r"sha256|SHA-256|damaged"):
             agent.step()
         assert "pause" not in engine.calls
     assert engine.served == "0"

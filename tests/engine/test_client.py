@@ -21,13 +21,14 @@ from local_engine import Host, Local, Training, attached, must_be  # noqa: E402
 
 from weightcast.engine.address import RUNTIME, Address, engines_here, record_path, write_record  # noqa: E402
 from weightcast.engine.agent import Agent  # noqa: E402
+from weightcast.engine.bounded_http import CONNECTIONS  # noqa: E402
 from weightcast.engine.client import HttpEngine  # noqa: E402
 from weightcast.engine.control import Control  # noqa: E402
 from weightcast.engine.control_server import serving_control  # noqa: E402
 from weightcast.engine.messages import ApplyUpdate, Hello, Learn, ReadJob  # noqa: E402
 from weightcast.engine.proof import prove  # noqa: E402
 from weightcast.engine.protocol import encode  # noqa: E402
-from weightcast.errors import EngineBusyError, EngineError, EngineGoneError, UsageError  # noqa: E402
+from weightcast.errors import BusyError, EngineBusyError, EngineError, EngineGoneError, UsageError  # noqa: E402
 
 PORT = 8000
 URL = f"http://127.0.0.1:{PORT}"
@@ -40,11 +41,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "run"
     monkeypatch.setenv(RUNTIME, str(folder))
     return folder
-
-
-@pytest.fixture
-def engine(training: Training) -> Local:
-    return Local(training.weights)
 
 
 @contextmanager
@@ -79,7 +75,7 @@ def test_agent_follows_over_http(
             agent.step()
             proof = prove(HttpEngine(URL), agent.subscriber.chain)
             assert (proof.version, proof.holds, engine.served) == (version, True, str(version))
-    assert not list(runtime.iterdir()), "a server that ends leaves nothing behind"
+    assert [path.suffix for path in runtime.iterdir()] == [".lock"], "a server that ends leaves nothing behind"
 
 
 def test_version_takes_one_request_in_the_pause_and_three_in_all(
@@ -123,13 +119,19 @@ def test_engine_that_was_killed_is_gone_and_its_successor_takes_the_place(engine
         assert HttpEngine(URL).report().served == "default"
 
 
-def test_engine_that_ends_late_leaves_its_successors_place_alone(engine: Local, runtime: Path) -> None:
-    """It still answers requests while the one that takes its port is starting."""
-    with ExitStack() as successor:
-        with served(engine, runtime):
-            successor.enter_context(served(engine, runtime))
-        assert HttpEngine(URL).report().served == "default"
-    assert not list(runtime.iterdir())
+def test_second_engine_of_a_port_does_not_take_the_place_of_one_that_runs(
+    engine: Local, runtime: Path, training: Training
+) -> None:
+    """Such as two in containers that share the folder."""
+    engine.served, other = "first", Local(training.weights)
+    other.served = "second"
+    with served(engine, runtime):
+        with pytest.raises(BusyError, match=f"another engine of port {PORT}") as refused, served(other, runtime):
+            pass
+        assert RUNTIME in (refused.value.hint or "")
+        assert HttpEngine(URL).report().served == "first"
+    with served(other, runtime):
+        assert HttpEngine(URL).report().served == "second"
 
 
 def test_engines_of_this_host_are_listed(engine: Local, runtime: Path) -> None:
@@ -161,6 +163,20 @@ def test_nothing_is_answered_without_the_token(method: str, path: str, engine: L
             status, text = asked(address, method, path, encode(Hello()), **headers)
             assert (status, json.loads(text)) == (401, {"error": "a bearer token is needed"})
     assert engine.calls == []
+
+
+@pytest.mark.parametrize("listen", [None, ("127.0.0.1", 0)], ids=["socket", "loopback"])
+def test_connections_without_the_token_keep_no_agent_out(
+    listen: tuple[str, int] | None, engine: Local, runtime: Path
+) -> None:
+    with served(engine, runtime, listen) as address, ExitStack() as opened:
+        for request in (b"", b"POST /meet HTTP/1.0\r\n", b"POST /meet HTTP/1.0\r\nContent-Length: 9\r\n\r\n"):
+            for _ in range(CONNECTIONS):
+                kind = socket.AF_UNIX if address.socket else socket.AF_INET
+                stranger = opened.enter_context(closing(socket.socket(kind)))
+                stranger.connect(str(address.socket) if address.socket else (address.host, address.port))
+                stranger.sendall(request)
+            assert HttpEngine(URL).report().served == "default"
 
 
 def test_socket_record_and_folder_are_for_this_user_alone(engine: Local, runtime: Path) -> None:

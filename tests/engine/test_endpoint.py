@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ torch = pytest.importorskip("torch")
 from local_engine import Local, Training  # noqa: E402
 
 from weightcast.engine.agent import Agent  # noqa: E402
+from weightcast.engine.bounded_http import BoundedRequests, BoundedServer  # noqa: E402
 from weightcast.engine.endpoint import Endpoint, Watch  # noqa: E402
 from weightcast.events.metrics import Metrics  # noqa: E402
 
@@ -37,7 +39,7 @@ def endpoint(watch: Watch) -> Iterator[Endpoint]:
         yield serving
 
 
-def get(endpoint: Endpoint, path: str) -> tuple[int, bytes]:
+def get(endpoint: BoundedServer, path: str) -> tuple[int, bytes]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=30) as answer:
             return answer.status, answer.read()
@@ -45,7 +47,7 @@ def get(endpoint: Endpoint, path: str) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-def connect(endpoint: Endpoint, text: str = "") -> socket.socket:
+def connect(endpoint: BoundedServer, text: str = "") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", endpoint.port), timeout=30)
     connection.sendall(text.encode())
     return connection
@@ -102,17 +104,38 @@ def test_metrics_have_units_in_their_names_and_the_agents_values(tmp_path: Path)
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_connection_beyond_the_limit_is_refused_at_once_and_others_are_served_again(endpoint: Endpoint) -> None:
+def test_idle_connections_make_way_the_oldest_first(endpoint: Endpoint) -> None:
     with ExitStack() as opened:
+        idle = [opened.enter_context(connect(endpoint)) for _ in range(CONNECTIONS)]
+        for number in range(3):
+            assert get(endpoint, "/status")[0] == 200
+            assert everything(idle[number]) == b""
+        idle[-1].sendall(b"GET /status HTTP/1.0\r\n\r\n")
+        assert everything(idle[-1]).startswith(b"HTTP/1.0 200 ")
+
+
+def test_connection_beyond_the_limit_is_refused_at_once_and_others_are_served_again() -> None:
+    going_on, entered = threading.Event(), threading.Semaphore(0)
+
+    class Held(BoundedRequests):
+        def do_GET(self) -> None:  # noqa: N802 -- http.server calls it
+            if self.let_in():
+                entered.release()
+                assert going_on.wait(60)
+                self.answer(200, {})
+
+    with closing(BoundedServer(("127.0.0.1", 0), Held, None)) as server, ExitStack() as opened:
         for _ in range(CONNECTIONS):
-            opened.enter_context(connect(endpoint))
-        with connect(endpoint) as late:
+            opened.enter_context(connect(server, "GET / HTTP/1.0\r\n\r\n"))
+        assert all(entered.acquire(timeout=60) for _ in range(CONNECTIONS))
+        with connect(server) as late:
             refused = everything(late)
         assert refused.startswith(b"HTTP/1.0 503 ")
         assert json.loads(refused.partition(b"\r\n\r\n")[2]) == {"error": "too many connections"}
-    end = time.monotonic() + 30
-    while get(endpoint, "/status")[0] != 200:  # until the server has seen that the others are gone
-        assert time.monotonic() < end
+        going_on.set()
+        end = time.monotonic() + 30
+        while get(server, "/")[0] != 200:  # until the server has seen that the others are gone
+            assert time.monotonic() < end
 
 
 def test_waiting_requests_leave_room_for_status_and_metrics(endpoint: Endpoint) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from weightcast.engine.address import RUNTIME, record_path
 from weightcast.engine.vllm.middleware import LISTEN, Middleware, controlled
 
 
@@ -73,19 +76,44 @@ def test_number_of_waiting_requests_is_bounded() -> None:
     assert asked(Client("6"), most_waiting=0, x_weight_version_at_least="7", x_weight_version_wait="60") == (503, None)
 
 
+def state_of_a_server() -> Any:
+    config = SimpleNamespace(
+        weight_transfer_config=SimpleNamespace(backend="weightcast"),
+        parallel_config=SimpleNamespace(_api_process_rank=0),
+    )
+    return SimpleNamespace(engine_client=SimpleNamespace(vllm_config=config), args=SimpleNamespace(port=8000))
+
+
+def test_engine_of_a_port_that_another_one_has_takes_its_place_when_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(RUNTIME, str(tmp_path / "run"))
+    record = record_path(tmp_path / "run", 8000)
+
+    async def start() -> None:
+        async with AsyncExitStack() as second:
+            async with controlled(state_of_a_server()):
+                first = record.read_bytes()
+                await second.enter_async_context(controlled(state_of_a_server()))
+                assert record.read_bytes() == first
+                assert f"another engine of port {8000}" in caplog.text
+                assert RUNTIME in caplog.text
+            while not record.exists():
+                await asyncio.sleep(0.05)
+            assert record.read_bytes() != first
+        assert not record.exists()
+
+    asyncio.run(asyncio.wait_for(start(), 60))
+
+
 @pytest.mark.parametrize("port", ["127.0.0.1:9000", "99999", "\u00b2"])
 def test_port_that_is_none_is_not_replaced_by_a_socket(
     port: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(LISTEN, port)
-    config = SimpleNamespace(
-        weight_transfer_config=SimpleNamespace(backend="weightcast"),
-        parallel_config=SimpleNamespace(_api_process_rank=0),
-    )
-    state = SimpleNamespace(engine_client=SimpleNamespace(vllm_config=config), args=SimpleNamespace(port=8000))
 
     async def start() -> None:
-        async with controlled(state):
+        async with controlled(state_of_a_server()):
             pass
 
     asyncio.run(start())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,6 @@ from weightcast.errors import EngineError  # noqa: E402
 
 PACKED = {"gate", "up"}
 """What an engine that packs reorders."""
-
-
-@pytest.fixture
-def engine(training: Training) -> Local:
-    return Local(training.weights)
-
-
-@pytest.fixture
-def agent(training: Training, engine: Local, tmp_path: Path) -> Iterator[Agent]:
-    """Its engine is at version 0, and version 1 is published."""
-    with attached(training, engine, tmp_path) as following:
-        following.step()
-        training.step(1)
-        yield following
 
 
 def before(engine: Local, kind: type, act: Callable[[], object], times: int = 1) -> None:

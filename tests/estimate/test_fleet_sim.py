@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -152,8 +151,9 @@ def test_trillion_parameters_run_for_a_while() -> None:
     assert [density_over(steps) < density_over(2 * steps) for steps in (1, 8, 24, 100)] == [True] * 4
 
 
-def test_plot_is_xml_with_a_line_for_each_name(tmp_path: Path) -> None:
-    drawn = plot(0.5, (("GB/s", {"home": [0.0, 2.0, 1.0], "<eu>": [1.0, 1.0, 1.0]}), ("min", {"all": [0.0, 0.0]})))
+def test_plot_is_xml_with_a_line_for_each_name() -> None:
+    served = {"home": [0.0, 2.0, 1.0], "<eu>": [1.0, 1.0, 1.0]}
+    drawn = plot([("GB/s", 0.5, served), ("minutes", 1.0, {"all": [0.0, 0.0]})])
     root = ElementTree.fromstring(drawn)
     lines = [one for one in root.iter() if one.tag.endswith("polyline")]
     assert len(lines) == 3

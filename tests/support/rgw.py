@@ -8,10 +8,8 @@ with whoever started them.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,13 +24,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-CACHE = Path(__file__).parents[2] / ".cache" / "ceph"
+from debian import UnavailableError, Unpacked, run, unpacked
+
 PACKAGES = ["radosgw", "ceph-mon", "ceph-osd", "ceph-common"]
 REGION = "us-east-1"
-
-
-class UnavailableError(Exception):
-    """There can be no gateway on this machine."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class Endpoint:
 @contextmanager
 def serving() -> Iterator[Endpoint]:
     """A gateway with an empty store, for as long as the context lasts."""
-    ceph = _Ceph(_unpacked())
+    ceph = _Ceph(unpacked("ceph", PACKAGES, ["setpriv"]))
     with (
         tempfile.TemporaryDirectory(prefix="weightcast-rgw-", ignore_cleanup_errors=True) as folder,
         ExitStack() as stack,
@@ -80,11 +75,15 @@ def serving() -> Iterator[Endpoint]:
 class _Ceph:
     """Unpacked packages, and how to run what is in them."""
 
-    root: Path
+    files: Unpacked
+
+    @property
+    def root(self) -> Path:
+        return self.files.root
 
     @property
     def libraries(self) -> Path:
-        return next(self.root.glob("usr/lib/*-linux-gnu"))
+        return self.files.libraries
 
     def environment(self) -> dict[str, str]:
         folders = [self.libraries, self.libraries / "ceph", self.root / "lib" / self.libraries.name]
@@ -98,7 +97,7 @@ class _Ceph:
         """Run a command to its end; what it says is shown only if it fails."""
         for left in reversed(range(tries)):
             try:
-                _run(*command, env=self.environment(), timeout=60)
+                run(*command, env=self.environment(), timeout=60)
                 return
             except UnavailableError:
                 if not left:
@@ -235,52 +234,6 @@ def _free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", random.randrange(12_000, 30_000)))
             return int(probe.getsockname()[1])
-
-
-def _unpacked() -> Path:
-    """The folder with the packages' files; fetched on the first call."""
-    root = CACHE / "root"
-    for tool in ("apt-get", "dpkg", "setpriv"):
-        if not shutil.which(tool):
-            raise UnavailableError(f"Ceph's packages are had with {tool}, which is not here")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.exists():
-            with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-                _fetch(Path(folder) / "debs")
-                for package in sorted((Path(folder) / "debs").glob("*.deb")):
-                    _run("dpkg", "-x", str(package), f"{folder}/root")
-                (Path(folder) / "root").rename(root)
-    return root
-
-
-def _fetch(folder: Path) -> None:
-    """Download the packages and what they need beyond what is installed here; no root needed where lists are there."""
-    (folder / "partial").mkdir(parents=True)
-    options = ["-o", f"Dir::Cache::archives={folder}", "-o", "Debug::NoLocking=1", "-y", "-qq"]
-    install = ["apt-get", "install", "--download-only", "--no-install-recommends", *options, *PACKAGES]
-    try:
-        _run(*install)
-    except UnavailableError:
-        _run("apt-get", "update", "-qq")
-        _run(*install)
-
-
-def _run(*command: str, env: dict[str, str] | None = None, timeout: float = 600) -> None:
-    try:
-        done = subprocess.run(
-            command,
-            env=env,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(str(error)) from error
-    if done.returncode:
-        raise UnavailableError(f"{' '.join(command)}: {done.stdout.decode(errors='replace')[-2000:]}")
 
 
 def main(arguments: list[str]) -> int:

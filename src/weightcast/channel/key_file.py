@@ -46,17 +46,24 @@ def read_private(source: Path | str) -> PrivateKey:
     path = Path(source)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise UsageError(f"the key cannot be read: {error.strerror}", file=str(path), hint=_NEW_ONE) from None
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(file.fileno())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the key cannot be read: {_why(error)}", file=text[:200], hint=_NEW_ONE) from None
+    try:
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise UsageError("this is not a file", file=str(path), hint=_NEW_ONE)
         if status.st_mode & 0o077:
             hint = f"Run: chmod 600 {path}. If others had access to this host, make another key."
             raise UsageError("others than its owner can read this private key", file=str(path), hint=hint)
-        data = file.read(_MAX_BYTES)
+        data = os.read(fd, _MAX_BYTES)
+    finally:
+        os.close(fd)
     return _parse(data.decode("ascii", "replace"), f"the file {path}")
+
+
+def _why(error: OSError | ValueError) -> str:
+    """A path with a zero byte is a ValueError, which has no text of the system."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _parse(text: str, where: str) -> PrivateKey:
@@ -75,9 +82,9 @@ def read_public(source: str) -> PublicKey:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         hint = "Name a file that `weightcast key new` made, or write the key itself: ed25519:…"
-        raise UsageError(f"the public key cannot be read: {error.strerror}", file=source[:200], hint=hint) from None
+        raise UsageError(f"the public key cannot be read: {_why(error)}", file=source[:200], hint=hint) from None
     text = data.decode("ascii", "replace")
     if _SECRET.fullmatch(text.strip()):
         hint = f"Its public half is in {path}.pub, or `weightcast key show {path}` prints it."

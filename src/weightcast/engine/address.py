@@ -2,6 +2,7 @@
 
     RUNTIME/8000.json     where the engine that serves on port 8000 is controlled, and the token for it (mode 0600)
     RUNTIME/8000.sock     its control server
+    RUNTIME/8000.lock     locked while that engine runs
 
 RUNTIME is `WEIGHTCAST_RUNTIME_DIR`, else `weightcast` in the user's `XDG_RUNTIME_DIR`, else a folder of the user's own
 in the system's folder for temporary files. Nobody else can enter it.
@@ -120,13 +121,6 @@ def write_record(path: Path, address: Address) -> None:
     with replacing(path) as out:
         os.fchmod(out.fileno(), 0o600)
         out.write(_record(address))
-
-
-def remove_record(path: Path, address: Address) -> None:
-    """Remove it, unless an engine that was started since has left its own."""
-    with suppress(FileNotFoundError):
-        if path.read_bytes() == _record(address):
-            path.unlink()
 
 
 def _record(address: Address) -> bytes:

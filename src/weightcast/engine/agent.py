@@ -25,6 +25,7 @@ from weightcast.channel.policy import NEWEST, Pinned, Policy
 from weightcast.channel.trust import Trust, as_trust
 from weightcast.disk.durable import scratch
 from weightcast.engine.client import Engine
+from weightcast.engine.control import MIXED
 from weightcast.engine.direct import Direct, LeftOver, NotDirectlyError
 from weightcast.engine.engine_replica import StagedCoded
 from weightcast.engine.fit import listed, teach, warn_of_gaps
@@ -450,8 +451,12 @@ class Agent:
         url = self.engine.url
         remedy = "Start the agent again, which brings it to a version and resumes it, or restart the engine."
         try:
-            if self.engine.leave().paused_by_update:
+            left = self.engine.leave()
+            if left.paused_by_update:
                 _log.warning("%s stays paused: an update broke off, and its weights are mixed. %s", url, remedy)
+            elif left.served == MIXED:
+                problem = "an update broke off in a pause of somebody else, and its weights are mixed"
+                _log.warning("do not resume %s: %s. %s", url, problem, remedy)
         except (EngineBusyError, EngineGoneError):
             return  # another agent looks after it, or there is nothing to look after
         except EngineError as error:

@@ -24,11 +24,12 @@ class _CancelledError(Exception):
 class Job:
     """Work in a thread; ``report`` is for the agent, ``prepared`` for the update that may follow."""
 
-    def __init__(self, name: str, work: Callable[[Job], Result]):
+    def __init__(self, name: str, work: Callable[[Job], Result], after: Job | None = None):
+        """The thread begins with the work once the job ``after`` has ended."""
         self.name = name
         self.report = JobReport("running")
         self.prepared: Prepared | None = None
-        self._work = work
+        self._work, self._after = work, after
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weightcast-job", daemon=True)
         self._thread.start()
@@ -39,11 +40,18 @@ class Job:
             raise _CancelledError
 
     def cancel(self) -> None:
+        """End it at its next look; returns at once."""
         self._cancelled.set()
+
+    def wait(self) -> None:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._after is not None:
+            self._after.wait()
+            self._after = None
         try:
+            self.refuse_cancelled()
             self.report = JobReport("done", self._work(self))
         except _CancelledError:
             pass  # `Jobs` has dropped it: its report cannot be asked for
@@ -60,10 +68,14 @@ class Jobs:
         self._reading: dict[str, Job] = {}
 
     def start_update(self, name: str, work: Callable[[Job], Result]) -> None:
-        """Cancels the update that was prepared before."""
-        if self._update is not None:
-            self._update.cancel()
-        self._update = Job(name, work)
+        """Cancels the update that was prepared before, and returns at once: the engine computes in this thread.
+
+        The work begins when that update's has ended: two of them would need the memory of both.
+        """
+        before = self._update
+        if before is not None:
+            before.cancel()
+        self._update = Job(name, work, before)
 
     def start_reading(self, name: str, work: Callable[[Job], Result], is_owners: bool = False) -> None:
         """Forgets the oldest results; `UsageError` if too many jobs are running, unless it is the owner's.
@@ -91,8 +103,11 @@ class Jobs:
         return prepared
 
     def cancel(self) -> None:
+        """Cancel all, and wait for their end, a tensor's work at most: the parameters are about to be replaced."""
         jobs = [*self._reading.values(), *([self._update] if self._update is not None else [])]
         for job in jobs:
             job.cancel()
+        for job in jobs:
+            job.wait()
         self._reading.clear()
         self._update = None

@@ -1,6 +1,8 @@
 """An HTTP server whose connections, sizes of requests and times of their arrival are bounded.
 
-It listens on a socket of this host or on an address; a request that exceeds a bound gets an error.
+It listens on a socket of this host or on an address; a request that exceeds a bound gets an error. A connection counts
+as let in once its request has arrived with the token. Of the others the oldest makes way when there are too many, so
+that idle ones keep nobody out.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import hmac
 import io
 import json
-import os
 import socket
 import threading
 import time
@@ -53,7 +54,10 @@ class BoundedServer(ThreadingHTTPServer):
         Other hosts are only let in with a token, unless what is served is there for everybody who reaches it.
         """
         self.token, self.arrival = token, arrival
-        self._slots = threading.BoundedSemaphore(CONNECTIONS)
+        self._counting = threading.Lock()
+        self._waiting: dict[Any, None] = {}
+        """Connections that were not let in yet, the oldest first."""
+        self._let_in: set[Any] = set()
         self._socket = place if isinstance(place, Path) else None
         if isinstance(place, Path):
             self.address_family = socket.AF_UNIX
@@ -79,7 +83,6 @@ class BoundedServer(ThreadingHTTPServer):
             return
         self.socket.bind(str(self._socket))
         self._socket.chmod(0o600)
-        self._made = self._socket.stat()
         self.server_name, self.server_port = "localhost", 0
 
     def close(self) -> None:
@@ -87,16 +90,14 @@ class BoundedServer(ThreadingHTTPServer):
         self.server_close()
         self._thread.join()
         if self._socket is not None:
-            with suppress(FileNotFoundError):
-                if os.path.samestat(self._socket.lstat(), self._made):  # else it is a successor's
-                    self._socket.unlink()
+            self._socket.unlink(missing_ok=True)
 
     def get_request(self) -> tuple[Any, Any]:
         connection, address = super().get_request()
         return connection, address or ("a socket of this host", 0)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
+        if not self._make_room_for(request):
             request.setblocking(False)  # the accepting thread must not block
             with suppress(OSError):
                 request.send(_bare(503, "Service Unavailable", "too many connections"))
@@ -105,14 +106,40 @@ class BoundedServer(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._slots.release()
+            self._forget(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._forget(request)
+
+    def _make_room_for(self, connection: Any) -> bool:
+        with self._counting:
+            if len(self._waiting) + len(self._let_in) >= CONNECTIONS:
+                if not self._waiting:
+                    return False
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends by that
+            self._waiting[connection] = None
+            return True
+
+    def let_in(self, connection: Any) -> bool:
+        """Whether the connection keeps its place until its request is answered; not if it has made way already."""
+        with self._counting:
+            if connection not in self._waiting:
+                return False
+            del self._waiting[connection]
+            self._let_in.add(connection)
+            return True
+
+    def _forget(self, connection: Any) -> None:
+        with self._counting:
+            self._waiting.pop(connection, None)
+            self._let_in.discard(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that disconnects during a request is not worth a traceback."""
@@ -176,14 +203,13 @@ class BoundedRequests(BaseHTTPRequestHandler):
             self.close_connection = True
             self.wfile.write(_bare(431, "Request Header Fields Too Large", "the request is too large"))
 
-    @property
-    def is_authorized(self) -> bool:
-        """Whether the request has the server's token, if that has one; else it is answered."""
+    def let_in(self) -> bool:
+        """Let the request in if it has the server's token, if that has one; else it is answered."""
         token, given = self.server.token, self.headers.get("Authorization", "")
         if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             self.answer(401, {"error": "a bearer token is needed"})
             return False
-        return True
+        return self.server.let_in(self.connection)
 
     def body(self, most: int) -> bytes | None:
         """The body of a request; None if it has too many bytes, which is answered."""

@@ -157,15 +157,16 @@ class Control:
         report = self.report()
         if not report.paused:
             self._paused = False  # a pause that failed was none, or somebody else has ended it
-        if report.served.isdigit() and all(one.position is None for one in report.workers):
-            self._host.name_version(MIXED if _mixed(report.workers) else UNKNOWN)
-            report = self.report()
-        if _mixed(report.workers) and not report.paused:
-            self._paused = True
-            self._host.pause()
+        if _mixed(report.workers):
+            if not report.paused:
+                self._paused = True
+                self._host.pause()
             self._host.name_version(MIXED)
             return self.report()
-        if not report.paused_by_update or _mixed(report.workers) or _missing(report.workers):
+        if report.served.isdigit() and all(one.position is None for one in report.workers):
+            self._host.name_version(UNKNOWN)
+            report = self.report()
+        if not report.paused_by_update or _missing(report.workers):
             return report
         self._host.clear_caches()
         position = report.workers[0].position

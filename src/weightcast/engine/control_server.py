@@ -14,16 +14,24 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from weightcast.engine.address import Address, make_private, new_token, record_path, remove_record, write_record
+from weightcast.disk.durable import locked
+from weightcast.engine.address import (
+    RUNTIME,
+    Address,
+    make_private,
+    new_token,
+    record_path,
+    write_record,
+)
 from weightcast.engine.bounded_http import BoundedRequests, BoundedServer
 from weightcast.engine.client import OWNER
 from weightcast.engine.control import Control
 from weightcast.engine.protocol import MAX_LENGTH, decode_update, encode
-from weightcast.errors import EngineBusyError, EngineError, EngineGoneError, WeightcastError
+from weightcast.errors import BusyError, EngineBusyError, EngineError, EngineGoneError, WeightcastError
 
 _MOST_NAME, _SHORTEST_ID = 200, 16
 _log = logging.getLogger("weightcast")
@@ -41,29 +49,42 @@ def serving_control(
 ) -> Iterator[Address]:
     """Serve an engine's control, and leave a record of it under the engine's own ``port``.
 
-    It listens on a socket in ``folder``, or at ``listen``.
+    It listens on a socket in ``folder``, or at ``listen``. `BusyError` while another engine has a record of that port
+    there, as one in another container may that shares the folder.
     """
     make_private(folder)
     record = record_path(folder, port)
     token, place = new_token(), folder / f"{port}.sock"
-    with closing(ControlServer(control, listen or place, token)) as server:
+    with _owning(folder, port), closing(ControlServer(control, listen or place, token)) as server:
         address = Address(token, None, listen[0], server.port) if listen else Address(token, place)
         write_record(record, address)
         try:
             yield address
         finally:
-            remove_record(record, address)
+            record.unlink(missing_ok=True)
+
+
+@contextmanager
+def _owning(folder: Path, port: int) -> Iterator[None]:
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder / f"{port}.lock", patience=0))
+        except BusyError:
+            problem = f"another engine of port {port} is controlled through this folder"
+            hint = f"Give each a port of its own, or a folder of its own with {RUNTIME}."
+            raise BusyError(problem, file=str(folder), hint=hint) from None
+        yield
 
 
 class _Requests(BoundedRequests):
     server: ControlServer
 
     def do_GET(self) -> None:  # noqa: N802 -- http.server calls it
-        if self.is_authorized:
+        if self.let_in():
             self._respond(lambda control, owner, body: encode(control.report()), {"/report"}, b"")
 
     def do_POST(self) -> None:  # noqa: N802 -- http.server calls it
-        if not self.is_authorized:
+        if not self.let_in():
             return
         body = self.body(MAX_LENGTH)
         if body is not None:

@@ -162,7 +162,7 @@ class _Requests(BoundedRequests):
 
     def do_GET(self) -> None:  # noqa: N802 -- http.server calls it
         watch, url = self.server.watch, urlsplit(self.path)
-        if not self.is_authorized:
+        if not self.let_in():
             return
         if url.path == "/status":
             self.answer(200, watch.status())

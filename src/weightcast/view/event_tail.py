@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,14 @@ from typing import Any
 from weightcast.errors import UsageError
 from weightcast.events.event import FORMAT, PHASES, ROLES
 from weightcast.view.journal import short
+from weightcast.view.replica_watch import MOST_ARRIVALS, Commits, spread
 
 _AT_ONCE = 1 << 20
 _FIRST = 8 << 20
 """Bytes at the end of a file that are read when it is opened; what is before them is not."""
 
-_VERSIONS, _ROWS, _SPANS = 16, 12, 32
-"""The newest versions that are kept, with so many names each, and phases of each name."""
+_VERSIONS, _ROWS, _SPANS, _LIVE = 16, 12, 32, 256
+"""The newest versions that are kept, with so many names each, and phases of each; names with a version live."""
 
 _WHO = {role: i for i, role in enumerate(ROLES)}
 _WHAT = {phase: i for i, phase in enumerate(PHASES)}
@@ -30,6 +30,7 @@ class EventTail:
         """`UsageError` if there is no such file."""
         self._path, self._at, self._rest, self._file = path, 0, b"", (0, 0)
         self._phases: dict[int, dict[tuple[str, str], dict[str, list[Any]]]] = {}
+        self._live: dict[int, dict[tuple[str, str], float]] = {}
         if not path.is_file():
             raise UsageError("there is no such file", file=str(path), hint="Name a file that --events writes.")
 
@@ -73,6 +74,21 @@ class EventTail:
                 spans[phase] = [phase, began, seconds, nbytes if _is_time(nbytes := fields.get("bytes")) else 0]
         for old in sorted(self._phases)[:-_VERSIONS]:
             del self._phases[old]
+        if phase in ("apply", "load") and role in ("replica", "engine"):
+            live = self._live.setdefault(version, {})
+            if key in live or len(live) < _LIVE:
+                live.setdefault(key, began + seconds)
+            for old in sorted(self._live)[:-MOST_ARRIVALS]:
+                del self._live[old]
+
+    def arrivals(self, commits: Commits) -> list[list[float]]:
+        """Of each version that was committed: how many have it live, and the spread of seconds after its commit."""
+        known = ((version, commits(version), live) for version, live in sorted(self._live.items()))
+        return [
+            spread(version, (when - manifest.time for when in live.values()))
+            for version, manifest, live in known
+            if manifest is not None
+        ]
 
     def as_json(self) -> list[dict[str, Any]]:
         """The newest versions, each with the phases of everybody who told of it."""
@@ -89,4 +105,4 @@ class EventTail:
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1e12
+    return type(value) in (int, float) and 0 <= value < 1e12

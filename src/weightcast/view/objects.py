@@ -62,11 +62,11 @@ class _TooMuchError(Exception):
     """What would have to be read exceeds the limit."""
 
 
-def read_patch(store: Store, manifest: Manifest) -> Read:
+def read_patch(store: Store, manifest: Manifest, *, whole_up_to: int = WHOLE, most: int = MOST_OBJECTS) -> Read:
     """Read what a version changed. A damaged or missing object is a problem; a store that does not answer raises."""
-    if len(manifest.objects) > MOST_OBJECTS:
-        return Read(unread=f"it has {len(manifest.objects):,} objects, more than the {MOST_OBJECTS} that are read")
-    whole = manifest.nbytes <= WHOLE
+    if len(manifest.objects) > most:
+        return Read(unread=f"it has {len(manifest.objects):,} objects, more than the {most} that are read")
+    whole = manifest.nbytes <= whole_up_to
     changed: Counter[str] = Counter()
     problems, checked, nbytes = [], 0, 0
     for ref in manifest.objects:

@@ -64,7 +64,7 @@ class Observer:
         self._chain, self._axes = chain, Axes.of(chain.channel.table)
         self._head: Manifest | None = None
         self._manifests: dict[int, Manifest | None] = {}
-        self._damaged: dict[str, str] = {}
+        self._damaged, self._damaged_head = dict[str, str](), dict[str, str]()
         self._reads: dict[int, Read] = {}
         self._groups: dict[int, list[int]] | None = None
         self._width = 1
@@ -116,12 +116,19 @@ class Observer:
             if newest != before or self._clock.now() - self._listed_at > _RELIST:
                 self._read_manifests(newest)
                 self._list(newest)
-            backlog = self._read_manifests(newest) | self._read_patches(newest)
+            # Not in the first look, after which a page can be drawn.
+            if before >= 0 and (self._groups is None or len(self._groups) > 2 * _GROUPS):
+                self._list_older(newest)
+            backlog = self._read_manifests(newest) | self._read_patches(newest) | (self._groups is None)
             self._write_findings()
         self._replicas.look(self._chain, self._pool, head.position.version if head else None, self._manifests.get)
+        arrivals, source = self._replicas.arrivals(), "heartbeats"
         if self._events is not None:
             backlog |= self._events.read(self._chain.channel.id)
             self.journal.put("phases", self._events.as_json())
+            told = self._events.arrivals(self._manifests.get)
+            arrivals, source = (told, "events") if told else (arrivals, source)
+        self.journal.put("arrivals", {"source": source, "rows": arrivals})
         return backlog
 
     def _is_reset(self) -> bool:
@@ -139,13 +146,14 @@ class Observer:
     def _find_head(self) -> Manifest | None:
         """The newest commit that can be read."""
         known = self._head.position.version if self._head else None
+        self._damaged_head = {}
         try:
             return self._chain.head(known)
         except FormatError as error:
             newest = max(self._chain.versions((known or 0) - 1), default=None)
             if newest is None:
                 raise
-            self._damaged[manifest_key(newest)] = error.problem
+            self._damaged_head[manifest_key(newest)] = error.problem
             for version in range(newest - 1, max(-1, newest - 10), -1):
                 manifest = self._manifest(version)
                 if manifest is not None:
@@ -201,18 +209,8 @@ class Observer:
         self._forget_damaged()
         oldest = max(0, newest - RECENT + 1)
         sizes: dict[str, int] = {}
-        if self._groups is None or len(self._groups) > 2 * _GROUPS:
-            self._width = max(1, -(-(newest + 1) // _GROUPS))
-            self._groups = {}
-            deltas = self._chain.deltas()
-        else:
-            deltas = self._chain.deltas(f"{DELTAS}{oldest:012d}")
-        for edge, objects in deltas:
-            if edge.result < oldest:
-                _add(self._groups, edge.result // self._width, edge.result, edge.nbytes)
-            else:
-                sizes.update((one.key, one.size) for one in objects)
-        self._write_groups()
+        for _, objects in self._chain.deltas(f"{DELTAS}{oldest:012d}"):
+            sizes.update((one.key, one.size) for one in objects)
         committed = set(self._chain.versions(oldest - 1))
         self._wrong_sizes = {
             finding.key: finding.problem
@@ -225,6 +223,14 @@ class Observer:
         self._news_of("squash", shown)
         self.journal.put("squashes", [[edge.base, edge.result, edge.nbytes] for edge in shown])
         self._list_anchors()
+
+    def _list_older(self, newest: int) -> None:
+        """What a listing says of the versions that are not shown one by one."""
+        oldest = max(0, newest - RECENT + 1)
+        self._width, self._groups = max(1, -(-(newest + 1) // _GROUPS)), {}
+        for edge in self._chain.delta_edges(0, oldest - 1) if oldest else ():
+            _add(self._groups, edge.result // self._width, edge.result, edge.nbytes)
+        self._write_groups()
 
     def _forget_damaged(self) -> None:
         """Read what was damaged again: it may have been repaired."""
@@ -305,6 +311,7 @@ class Observer:
 
     def _findings(self) -> Iterator[tuple[str, str]]:
         """What is wrong, by key."""
+        yield from self._damaged_head.items()
         yield from self._damaged.items()
         yield from self._wrong_sizes.items()
         for anchor in self._anchors.values():

@@ -17,9 +17,9 @@ from weightcast.store.base import Listed
 from weightcast.view.journal import Journal, short
 
 MOST_READ, MOST_SHOWN = 1000, 200
-"""Replicas whose heartbeats are read, and which are shown: those with errors first, then those that lag most."""
+"""Replicas whose heartbeats are read, and which are shown: failing ones first, then those that are furthest behind."""
 
-_MOST_ARRIVALS = 200
+MOST_ARRIVALS = 200
 """Versions of which is kept when they became live."""
 
 Commits = Callable[[int], Manifest | None]
@@ -73,23 +73,30 @@ class ReplicaWatch:
             self._arrivals.setdefault(beat.position.version, []).append(after)
 
     def _write(self, head: int | None, more: int, commits: Commits) -> None:
-        rows = [_row(beat, listed.modified, head) for listed, _, beat in self._seen.values() if beat is not None]
-        rows.sort(key=lambda row: (row["error"] is None, -(row["lag"] or 0), row["name"]))
-        lags = [row["lag"] for row in rows if row["lag"] is not None]
+        beats = [(beat, listed.modified) for listed, _, beat in self._seen.values() if beat is not None]
+        rows = [_row(beat, heard, head, commits) for beat, heard in beats]
+        rows.sort(key=lambda row: (row["error"] is None, -(row["behind"] or 0), row["name"]))
+        behind = [row["behind"] for row in rows if row["behind"] is not None]
         self._journal.put(
             "replicas",
             {
                 "rows": rows[:MOST_SHOWN],
                 "total": len(rows),
                 "unread": more,
-                "atHead": sum(lag == 0 for lag in lags),
+                "upToDate": sum(versions == 0 for versions in behind),
                 "failing": sum(row["error"] is not None for row in rows),
-                "worst": max(lags, default=None),
+                "worst": max(behind, default=None),
             },
         )
-        for version in sorted(self._arrivals)[:-_MOST_ARRIVALS]:
+        for version in sorted(self._arrivals)[:-MOST_ARRIVALS]:
             del self._arrivals[version]
-        self._journal.put("arrivals", [_spread(version, found) for version, found in sorted(self._arrivals.items())])
+
+    def arrivals(self) -> list[list[float]]:
+        """Of each version: how many replicas reported it, and the least, the median and the most seconds after commit.
+
+        Replicas report a new version at once or, if they have just reported another one, some seconds later.
+        """
+        return [spread(version, found) for version, found in sorted(self._arrivals.items())]
 
 
 def _after_commit(beat: Heartbeat, commits: Commits) -> float | None:
@@ -100,18 +107,28 @@ def _after_commit(beat: Heartbeat, commits: Commits) -> float | None:
     return beat.time - manifest.time
 
 
-def _spread(version: int, found: Iterable[float]) -> list[float]:
+def spread(version: int, found: Iterable[float]) -> list[float]:
     seconds = sorted(found)
     return [version, len(seconds), *(round(x, 3) for x in (seconds[0], statistics.median(seconds), seconds[-1]))]
 
 
-def _row(beat: Heartbeat, heard: float, head: int | None) -> dict[str, Any]:
+def _since(beat: Heartbeat, head: int, commits: Commits) -> int:
+    """How many versions were committed after a heartbeat, by the clocks of writer and replica."""
+    for version in range(head, beat.position.version, -1):
+        manifest = commits(version)
+        if manifest is None or manifest.time <= beat.time:
+            return head - version
+    return max(0, head - beat.position.version)
+
+
+def _row(beat: Heartbeat, heard: float, head: int | None, commits: Commits) -> dict[str, Any]:
     position: Position = beat.position
     seconds: Mapping[str, float] = beat.seconds
     return {
         "name": short(beat.replica),
         "version": position.version,
         "lag": None if head is None else head - position.version,
+        "behind": None if head is None else max(0, head - position.version - _since(beat, head, commits)),
         "heard": round(heard, 3),
         "pause": beat.pause,
         "seconds": [[short(phase), took] for phase, took in seconds.items()],

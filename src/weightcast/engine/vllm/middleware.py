@@ -29,13 +29,16 @@ from weightcast.engine.bounded_http import is_number
 from weightcast.engine.control import Control
 from weightcast.engine.control_server import serving_control
 from weightcast.engine.vllm.host import ServerHost
-from weightcast.errors import UsageError, WeightcastError
+from weightcast.errors import BusyError, UsageError, WeightcastError
 
 LISTEN = "WEIGHTCAST_LISTEN"
 """A port of the loopback interface for the control server, in place of a socket in the file system."""
 
 AT_LEAST, WAIT, VERSION = b"x-weight-version-at-least", b"x-weight-version-wait", b"x-weight-version"
 _WAIT, _LONGEST, _EVERY = 60.0, 3600.0, 0.02
+_RETRY = 0.5
+"""Seconds between two attempts at the place of an engine that has not ended."""
+
 MOST_WAITING = 1000
 """Requests that wait for a version at the same time; each is a connection of a client."""
 
@@ -131,14 +134,34 @@ async def controlled(state: Any) -> AsyncIterator[None]:
     url = f"http://127.0.0.1:{args.port}"
     control = Control(ServerHost(state.engine_client, asyncio.get_running_loop(), url), url)
     with ExitStack() as opened:
+        waiting = None if _open(control, args.port, opened) else asyncio.create_task(_wait(control, args.port, opened))
         try:
-            address = opened.enter_context(serving_control(control, runtime_folder(), args.port, _listen()))
-        except WeightcastError as error:
-            _log.error("weightcast: this engine cannot be updated: %s", error)
-        else:
-            place = address.socket or f"port {address.port} of this host"
-            _log.info("weightcast: agents control this engine through %s", place)
-        yield
+            yield
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+
+
+def _open(control: Control, port: int, opened: ExitStack, *, is_told: bool = False) -> bool:
+    """Serve the control, or log why not; False while another engine has its place."""
+    try:
+        address = opened.enter_context(serving_control(control, runtime_folder(), port, _listen()))
+    except BusyError as error:
+        if not is_told:
+            _log.error("weightcast: this engine cannot be updated before that one has ended: %s", error)
+        return False
+    except WeightcastError as error:
+        _log.error("weightcast: this engine cannot be updated: %s", error)
+    else:
+        place = address.socket or f"port {address.port} of this host"
+        _log.info("weightcast: agents control this engine through %s", place)
+    return True
+
+
+async def _wait(control: Control, port: int, opened: ExitStack) -> None:
+    """Take the place once it is free: an engine may end late that this one replaces."""
+    while not _open(control, port, opened, is_told=True):
+        await asyncio.sleep(_RETRY)
 
 
 def _listen() -> tuple[str, int] | None:

@@ -42,7 +42,9 @@ const charts = (() => {
       return made.filter((t) => t >= low * 0.999 && t <= high * 1.001);
     };
     const decades = within([1]);
-    return decades.length >= 3 || by > 1 ? decades : within(decades.length === 2 ? [1, 3] : [1, 2, 3, 5, 7]).slice(0, 8);
+    if (decades.length >= 3 || by > 1) return decades;
+    const finer = within(decades.length === 2 ? [1, 3] : [1, 2, 3, 5, 7]);
+    return finer.length >= 3 ? finer : ticks(low, high, Math.min(most, 4), false);
   }
   function scaleOf(axis, values, from, to) {
     const log = axis.scale === "log";
@@ -129,12 +131,13 @@ const charts = (() => {
       tip.hidden = !stop;
       plot.querySelector(".cursor")?.remove();
       if (!stop) { spoken.textContent = ""; return; }
-      tip.replaceChildren(...stop.lines.map((line) => el("div", {}, line)));
+      const lines = stop.lines();
+      tip.replaceChildren(...lines.map((line) => el("div", {}, line)));
       if (stop.cursor) plot.querySelector("svg").append(svg("path", {d: stop.cursor, class: "cursor"}));
       const left = stop.x + 14 + tip.offsetWidth > width ? stop.x - 14 - tip.offsetWidth : stop.x + 14;
       tip.style.left = Math.max(0, left) + "px";
       tip.style.top = Math.max(-6, stop.y - tip.offsetHeight - 8) + "px";
-      if (aloud) spoken.textContent = stop.lines.join(", ");
+      if (aloud) spoken.textContent = lines.join(", ");
     }
     function nearest(event) {
       const box = plot.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
@@ -229,9 +232,13 @@ const charts = (() => {
       }
       for (const p of good) {
         const key = one.mark === "spans" ? p[1] : p[0], v = p[p.length - 1];
-        const stop = near.get(key) || {key, x: across.at(key), y: up.at(v), flat: true, pick: key, lines: [`${plain(x.label || "", 24)} ${say(x)(key)}`.trim()]};
-        const from = one.mark === "spans" ? `${say(x)(p[0])} to ${say(x)(p[1])}: ` : "";
-        if (stop.lines.length < 12) stop.lines.push(`${plain(one.name, 40)}: ${from}${say(y)(v)}`);
+        let stop = near.get(key);
+        if (!stop) {
+          const found = [];
+          stop = {key, x: across.at(key), y: up.at(v), flat: true, pick: key, found,
+            lines: () => [`${plain(x.label || "", 24)} ${say(x)(key)}`.trim(), ...found.map(([it, q]) => `${plain(it.name, 40)}: ${it.mark === "spans" ? `${say(x)(q[0])} to ${say(x)(q[1])}: ` : ""}${say(y)(q[q.length - 1])}`)]};
+        }
+        if (stop.found.length < 12) stop.found.push([one, p]);
         stop.y = Math.min(stop.y, up.at(v));
         near.set(key, stop);
       }
@@ -276,7 +283,7 @@ const charts = (() => {
     const every = Math.max(1, Math.ceil(names.reduce((m, n) => Math.max(m, plain(n, 18).length), 1) * 7 / Math.max(slot, 1)));
     names.forEach((text, i) => { if (i % every === 0 && names.length / every <= 60) g.append(svg("text", {x: fixed(place.left + slot * (i + 0.5)), y: place.bottom + 17, "text-anchor": "middle"}, plain(text, 18))); });
     const stops = names.map((text, i) => ({x: place.left + slot * (i + 0.5), y: up.at(Math.max(up.low, most[i] || up.low)), flat: true, pick: i,
-      lines: [plain(text, 60), ...series.map((one) => `${plain(one.name, 40)}: ${say(y)(one.values[i])}`)]}));
+      lines: () => [plain(text, 60), ...series.map((one) => `${plain(one.name, 40)}: ${say(y)(one.values[i])}`)]}));
     return {drawing: g, height: place.height, stops, label: `${spec.title}: ${kit.plural(names.length, "bar")}`};
   }
   function listBars(spec) {
@@ -310,7 +317,7 @@ const charts = (() => {
         if (!missing && v > 0) paths[Math.min(7, levelOf(steps, v))] += box;
         else if (!missing) none += `M${fixed(x + cell / 2 - 1)} ${fixed(y + high / 2)}h2`;
         stops.push({x: x + cell / 2, y: y + high / 2, pick: c, cursor: box,
-          lines: [plain(row, 80), `${plain((spec.x || {}).label || "", 24)} ${plain(column, 40)}`.trim(), missing ? "not known" : form(v)]});
+          lines: () => [plain(row, 80), `${plain((spec.x || {}).label || "", 24)} ${plain(column, 40)}`.trim(), missing ? "not known" : form(v)]});
       });
     });
     paths.forEach((d, i) => { if (d) g.append(svg("path", {d, class: "h" + i})); });
@@ -332,7 +339,7 @@ const charts = (() => {
   /* -- timelines -- */
 
   function drawTimeline(spec, width) {
-    const rows = spec.rows, x = spec.x || {}, high = 44, top = 6, height = top + rows.length * high + (x.label ? 44 : 28);
+    const rows = spec.rows, x = spec.x || {}, high = 44, top = (spec.rules || []).length ? 20 : 6, height = top + rows.length * high + (x.label ? 44 : 28);
     const all = rows.flatMap((row) => row.spans.flatMap((s) => [s.begin, s.end])).concat((spec.rules || []).map((r) => r.x));
     const across = scaleOf({min: 0, ...x}, all, 2, width - 12), g = svg("svg", {}), stops = [], bottom = top + rows.length * high;
     for (const t of across.ticks(84)) {
@@ -346,12 +353,12 @@ const charts = (() => {
         const from = across.at(span.begin), to = Math.max(from + 1.5, across.at(span.end)), text = plain(span.name, 24);
         g.append(svg("rect", {x: fixed(from), y: y + 18, width: fixed(to - from), height: 20, rx: Math.min(4, (to - from) / 2), class: `s${span.colour || 0} fill`}));
         if (to - from > text.length * 6.6 + 8) g.append(svg("text", {x: fixed(from + 6), y: y + 32, class: "inside"}, text));
-        stops.push({x: (from + to) / 2, y: y + 28, pick: r, lines: [plain(span.name, 60), plain(row.name, 60), say(x)(span.end - span.begin)]});
+        stops.push({x: (from + to) / 2, y: y + 28, pick: r, lines: () => [plain(span.name, 60), plain(row.name, 60), say(x)(span.end - span.begin)]});
       });
     });
     for (const rule of spec.rules || []) {
       const at = fixed(across.at(rule.x)), flip = at > width * 0.7;
-      g.append(svg("path", {class: "rule", d: `M${at} ${top}V${bottom}`}), svg("text", {x: at + (flip ? -5 : 5), y: top + 9, "text-anchor": flip ? "end" : "start"}, plain(rule.name, 40)));
+      g.append(svg("path", {class: "rule", d: `M${at} ${top}V${bottom}`}), svg("text", {x: at, y: 12, "text-anchor": flip ? "end" : at < 60 ? "start" : "middle"}, plain(rule.name, 40)));
     }
     if (x.label) g.append(svg("text", {x: width - 2, y: height - 3, "text-anchor": "end"}, plain(x.label)));
     return {drawing: g, height, stops, label: `${spec.title}: ${kit.plural(rows.length, "row")}`};

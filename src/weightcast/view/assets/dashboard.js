@@ -77,7 +77,7 @@
   const replicaNote = el("p", {class: "note"});
   const news = el("ul", {class: "news", tabindex: "0", "aria-label": "Newest first"});
   const findings = el("div", {}), checked = el("p", {class: "note"});
-  const arrivalCard = kit.card("From commit to live", {size: "half", id: "arrivals", note: "By the clocks of writer and replicas"}, arrivals);
+  const arrivalCard = kit.card("From commit to live", {size: "half", id: "arrivals"}, arrivals);
 
   byId("page").append(
     notices, tilesSlot,
@@ -88,8 +88,8 @@
     kit.card("Replicas", {id: "replicas"}, replicaTable, replicaEmpty, replicaNote, updates),
     kit.card("From trainer to live", {id: "phases", note: "Phases of one version, as events tell of them"}, phaseBox, phaseEmpty),
     arrivalCard,
-    kit.card("News", {size: "half", id: "news"}, news),
     kit.card("Integrity", {size: "half", id: "checks"}, findings, checked),
+    kit.card("News", {size: "half", id: "news"}, news),
   );
 
   /* -- drawings: each again when a part that it needs has changed -- */
@@ -134,10 +134,10 @@
     ];
     if (replicas) {
       const tone = replicas.failing ? "bad" : replicas.worst > MANY ? "warn" : replicas.total ? "good" : null;
-      list.push({label: "Replicas at the head", value: `${kit.count(replicas.atHead)} of ${kit.count(replicas.total)}`, tone,
-        under: replicas.worst ? `the last is ${kit.plural(replicas.worst, "version")} behind` : replicas.total ? "none is behind" : "none has reported"});
+      list.push({label: "Replicas up to date", value: `${kit.count(replicas.upToDate)} of ${kit.count(replicas.total)}`, tone,
+        under: replicas.worst ? `the last is ${kit.plural(replicas.worst, "version")} behind` : replicas.total ? "when they last reported" : "none has reported"});
     }
-    if (seen && seen.length) list.push({label: "Live after", value: kit.seconds(Math.max(0, middle(seen.slice(-20).map((one) => one[3])))), under: "commit to live, median"});
+    if (seen && seen.rows.length) list.push({label: seen.source === "events" ? "Live after" : "Reported after", value: kit.seconds(Math.max(0, middle(seen.rows.slice(-20).map((one) => one[3])))), under: "the commit, median"});
     tilesSlot.replaceChildren(kit.tiles(list));
   }
 
@@ -202,9 +202,10 @@
   }
 
   function replicaRow(row) {
-    const tone = row.error !== null ? "bad" : row.lag > MANY ? "warn" : "good";
-    const words = row.error !== null ? "failing" : row.lag === null ? "unknown" : row.lag <= 0 ? "at the head" : kit.plural(row.lag, "version") + " behind";
     const quiet = now() - row.heard > SILENT;
+    const tone = row.error !== null ? "bad" : quiet || row.behind > MANY ? "warn" : "good";
+    const behind = row.behind ? kit.plural(row.behind, "version") + " behind" : row.lag ? "up to date" : "at the head";
+    const words = row.error !== null ? "failing" : row.lag === null ? "unknown" : quiet ? `silent, ${kit.plural(Math.max(0, row.lag), "version")} behind` : behind;
     const heard = el("span", {class: quiet ? "warn" : null, "data-time": row.heard}, kit.ago(now() - row.heard));
     return [name(row.name, 60), kit.count(row.version), el("span", {class: "pill " + tone}, words), row.pause === null ? "" : kit.seconds(row.pause),
       row.seconds.length ? kit.seconds(row.seconds.reduce((sum, one) => sum + one[1], 0)) : "", row.ran === null ? "" : kit.count(row.ran), heard, row.error === null ? "" : el("span", {class: "error"}, name(row.error, 300))];
@@ -221,8 +222,9 @@
     replicaTable.hidden = !rows.length;
     replicaEmpty.hidden = Boolean(rows.length);
     const hidden = replicas.total - rows.length + replicas.unread;
-    replicaNote.hidden = !hidden;
-    replicaNote.textContent = hidden ? `Failing replicas and those that are furthest behind come first. ${kit.plural(hidden, "more replica")} not shown.` : "";
+    replicaNote.hidden = !rows.length;
+    replicaNote.textContent = "As of each replica's last heartbeat: followers send one at most every 5 s."
+      + (hidden ? ` Failing replicas and those that are furthest behind come first; ${kit.plural(hidden, "more replica")} not shown.` : "");
     const timed = replicas.rows.filter((row) => row.seconds.length).map((row) => ({row, total: row.seconds.reduce((sum, one) => sum + one[1], 0)}));
     const slowest = timed.sort((a, b) => b.total - a.total).slice(0, 6);
     updates.hidden = !slowest.length;
@@ -259,10 +261,12 @@
       rows: one.rows.map((row) => ({name: `${row.role} ${plain(row.name, 40)} · ${kit.seconds(took(row))}`, spans: placed(row)}))});
   }
   function drawArrivals() {
-    const seen = state.parts.arrivals || [];
+    const {source, rows: seen} = state.parts.arrivals || {rows: []};
     arrivalCard.hidden = !seen.length;
     const above = (x) => Math.max(x, 0.001);
-    arrivals.update({title: "Seconds from commit to live", untitled: true, height: 210, x: versionText, y: {label: "seconds", scale: "log", format: kit.seconds}, series: [
+    arrivals.update({title: "Seconds from commit to live", untitled: true, height: 210,
+      note: source === "events" ? "By events, and by the clocks of writer and replicas." : "Until a heartbeat told of it, which may be up to 5 s later, by the clocks of writer and replicas.",
+      x: versionText, y: {label: "seconds", scale: "log", format: kit.seconds}, series: [
       {name: "slowest replica", colour: 1, mark: "both", points: seen.map((one) => [one[0], above(one[4])])},
       {name: "median", colour: 0, mark: "both", points: seen.map((one) => [one[0], above(one[3])])}]});
   }
@@ -271,7 +275,8 @@
     const items = [...state.news].reverse();
     news.replaceChildren(...items.map((item) => el("li", {}, el("time", {datetime: clock(item.time), title: clock(item.time)}, clock(item.time).slice(11, 19)),
       el("span", {class: item.tone || null}, item.subject ? [name(item.subject, 80), " "] : "", name(item.text, 240)))));
-    if (!items.length) news.append(el("li", {}, el("span", {}), "Nothing since this page began to watch."));
+    byId("news").hidden = Boolean(embedded) && !items.length;
+    if (!items.length) news.append(el("li", {}, el("span", {}), "Nothing since this dashboard began to watch."));
   }
   function drawChecks() {
     const checks = state.parts.checks;

@@ -76,7 +76,7 @@ const kit = (() => {
     return x > 0 && x < 1e-6 ? "<0.0001 %" : digits(100 * x) + " %";
   }
   const times = (x) => (finite(x) ? digits(x) + "×" : "–");
-  const ago = (x) => (!finite(x) ? "–" : x < -2 ? "in " + seconds(-x) : x < 2 ? "just now" : seconds(x < 60 ? Math.round(x) : x) + " ago");
+  const ago = (x) => (!finite(x) ? "–" : x < -2 ? "in " + seconds(-x) : x < 2 ? "just now" : seconds(x < 120 ? Math.round(x) : x) + " ago");
   const plural = (n, one, many) => count(n) + " " + (n === 1 ? one : many || one + "s");
 
   function card(heading, options, ...children) {
@@ -97,7 +97,7 @@ const kit = (() => {
         "data-column": columns[i].name}, value === "" ? null : value)));
     const made = el("table", {class: blocks ? "blocks" : null}, caption ? el("caption", {class: "unseen"}, caption) : null,
       el("thead", {}, el("tr", {}, top)), el("tbody", {}, rows.map(line)));
-    return el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "Table"}, made);
+    return el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption ? "Table: " + caption : "Table"}, made);
   }
   let choices = 0;
   function choice(label, options, chosen, call) {
