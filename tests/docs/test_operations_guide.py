@@ -12,6 +12,7 @@ from cli_world import facts, make_world
 from guides import Page, play
 
 from weightcast import errors
+from weightcast.channel.retention import Retention
 from weightcast.cli.console import EXIT_CODES_HELP, code_of
 
 PAGE = Page.of("operations.md")
@@ -27,6 +28,13 @@ def test_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.
     places = {"s3://bucket/run-42": world.url, "s3://backup/run-42": tmp_path / "backup"}
     places |= {"s3://other/run-42": tmp_path / "other", "gpu-0": facts("status", world.url)["writer"]["name"]}
     play(PAGE, places=places, codes=frozenset({0, 3, 13}))
+
+
+def test_defaults_of_retention_are_those_of_the_code() -> None:
+    said = {option: row[2] for row in PAGE.table("rule") for option in re.findall(r"--(\w+) TIME", row[0])}
+    days = {option: f"{getattr(Retention(), option) / 86400:.0f}" for option in ("window", "grace")}
+    assert {option: text.split()[0] for option, text in said.items()} == days
+    assert PAGE.table("rule")[4][2] == f"{Retention().patience / 86400:.0f} days"
 
 
 def test_figures_of_memory_are_those_of_the_results() -> None:
