@@ -1,4 +1,4 @@
-"""vLLM starts from a mirror that somebody keeps: it never serves files that are half of one version, half of another."""
+"""vLLM starts from a mirror that somebody keeps, whose files may be half of one version and half of another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import EngineError, serving
+from engines import serving
 from world import must_be
 from written import Written
 
@@ -87,13 +87,3 @@ def test_engine_that_loads_a_mirror_while_a_fold_runs_has_its_version(
             must_be(engine, channel.channel, 1)
     finally:
         going_on.set()
-
-
-def test_engine_does_not_start_from_a_mirror_that_a_killed_process_has_half_changed(
-    model: Callable[[str], Path], channel: Written, tmp_path: Path
-) -> None:
-    mirror = tmp_path / "mirror"
-    mirror_of(channel, model("qwen3"), mirror).close()
-    (mirror / ".weightcast" / "changing").touch()
-    with pytest.raises(EngineError, match="a mirror was interrupted while it wrote here"), serving(mirror):
-        pass
