@@ -1,14 +1,16 @@
 """`weightcast estimate` against syncs that are measured, phase by phase, in one run.
 
-    python tests/support/rgw.py -- python benchmarks/estimate_check.py [--scale 1.0] [--rounds 4] [--full 1000:2]
+    python tests/support/rgw.py -- python benchmarks/estimate_check.py [--scale 1.0] [--rounds 2] [--full 1000:2]
 
 The model of `speed.py`: 596 M bf16 parameters, of which every version changes 1 %. A publisher and a follower that
-holds arrays, in one process; an S3 at AWS_ENDPOINT_URL, here a Ceph RGW, in which a bucket is made; links of a given
-rate and delay to it and from it (`shaped_link.py`). Each round measures this machine's rates, as the command does
-without `--rates`, then small requests through the links, and then publishes two versions with each codec: so both sides
-are measured under the same load. Of both the shortest counts, phase by phase: the one least disturbed. `--full` also
-moves a whole checkpoint over a link. Prints JSON; a table goes to stderr, with the
-estimate as a multiple of what was measured.
+holds arrays, in one process.
+
+Phases that compute are measured through memory, in seconds of the processor, all threads of the process together, so
+that other work on the machine counts little; each round measures the rates first, as the command does without
+`--rates`, by the same clock. Phases of the links are measured in seconds, with an S3 at AWS_ENDPOINT_URL, here a Ceph
+RGW, in which a bucket is made, over links of a given rate and delay (`shaped_link.py`); the latency of small requests
+is measured right before. Of repeated measurements the shortest counts, on both sides. `--full` also moves a whole
+checkpoint over a link. Prints JSON; a table goes to stderr, with the estimate as a multiple of what was measured.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -33,14 +35,26 @@ from speed import qwen3_shapes, synthesise
 import weightcast as wc
 from weightcast.errors import MissingError
 from weightcast.estimate.measure import measure
-from weightcast.estimate.model import Fleet, Links, Method, Model, estimate
+from weightcast.estimate.model import Fleet, Links, Method, Model, estimate, nbytes_of
 from weightcast.estimate.rates import CODECS, PHASES, Rates, Work
+from weightcast.store.backoff import CLOCK
 from weightcast.store.base import Store
+from weightcast.store.memory import MemoryStore
 
-POLL = 0.02
-NAMES: dict[str, Method] = {"plain": "TRL's encoding", "gap": "gap", "banded": "banded"}
+COMPUTING, LINKED = PHASES, ("upload", "commit", "find", "fetch")
+NAMES: dict[wc.CodecName, Method] = {"plain": "TRL's encoding", "gap": "gap", "banded": "banded"}
 SMALL = 9
 """Requests from which the latency is taken."""
+
+
+@contextmanager
+def processor_clock() -> Iterator[None]:
+    """Phases are timed in seconds of the processor meanwhile."""
+    CLOCK.now = time.process_time  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del CLOCK.now
 
 
 def latencies(writer: Store, reader: Store) -> tuple[float, float]:
@@ -103,63 +117,98 @@ def least_rates(found: Sequence[Rates], model: Model) -> Rates:
 
 def measured(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     before, after = synthesise(qwen3_shapes(options.scale))
-    states = [after, before]  # the last one is what the channel has
+    states, held = [after, before], wc.Arrays.copy_of(before)  # the last one is what the channel has
     changed = wc.diff(before, after).changed
     model = Model(before.table.elements, 2, changed / before.table.elements, len(before.table))
-    bucket, endpoint = make_bucket("estimate"), os.environ["AWS_ENDPOINT_URL"]
-    wc.init(bucket + "/channel", before)
-    held, results = wc.Arrays.copy_of(before), dict[str, object]()
+    load = [os.getloadavg()[0]]
+    computed, rates = computing(model, states, held, options)
+    print(table(computed), file=sys.stderr, flush=True)
+    results: dict[str, object] = {}
     for mbit, ms in options.links:
-        found: dict[str, list[dict[str, float]]] = defaultdict(list)
-        rates, asked, load = [], [], []
-        copied: dict[str, object] = {}
-        with ExitStack() as opened:
-            writer, reader = (opened.enter_context(link_to(endpoint, bucket + "/channel", mbit, ms)) for _ in range(2))
-            for _ in range(options.rounds):
-                load.append(os.getloadavg()[0])
-                rates.append(measure(options.threads))
-                asked.append(latencies(writer, reader))
-                for codec in ("plain", "gap", "banded"):
-                    found[codec] += synced(codec, writer, reader, held, states, options.threads)
-                print(mbit, ms, {codec: least(rows) for codec, rows in found.items()}, file=sys.stderr, flush=True)
-            if (mbit, ms) in options.full:
-                copied = full_copy(writer, reader, before, folder)
-                writer.delete("full")
-        assert wc.fingerprint(held) == wc.fingerprint(states[1])
-        put, get = (min(one[i] for one in asked) for i in range(2))
-        rate = mbit * 1e6 / 8
-        links = Links(rate, rate, rate, rate, latency=get, write_latency=put)
-        used = least_rates(rates, model)
-        rows = {
-            codec: compared(least(found[codec]), NAMES[codec], model, links, used)
-            for codec in ("plain", "gap", "banded")
-        }
-        if copied:
-            phases = estimate("full copies", model, Fleet(every=0), links, used).phases
-            there = sum(phases[name] for name in ("upload", "fetch"))
-            rows["full copies"] = {"upload and fetch": [copied["seconds"], round(there, 3)]}  # type: ignore[dict-item]
-        results[f"{mbit:g} Mbit/s, {ms:g} ms"] = {"load": load, "put": put, "get": get, "rows": rows}
-        print(table(rows), file=sys.stderr, flush=True)
+        load.append(os.getloadavg()[0])
+        rows = over_link(mbit, ms, model, states, held, rates, options, folder)
+        results[f"{mbit:g} Mbit/s, {ms:g} ms"] = rows
+        print(mbit, ms, table(rows), sep="\n", file=sys.stderr, flush=True)
     return {
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
+        "load": load,
         "parameters": model.parameters,
         "changed": changed,
-        "every_bit_equal": True,
+        "every_bit_equal": wc.fingerprint(held) == wc.fingerprint(states[1]),
+        "processor seconds": computed,
         "links": results,
     }
 
 
-def compared(
-    found: dict[str, float], method: Method, model: Model, links: Links, rates: Rates
-) -> dict[str, tuple[float, float]]:
-    """Measured and estimated, by phase; `all` is without the pause between two questions."""
-    made = estimate(method, model, Fleet(every=0), links, rates)
-    phases = dict(made.phases)
-    phases.setdefault("verify", rates.work("plain", "verify").seconds(model.parameters, model.changes, model.tensors))
-    rows = {name: (found[name], phases[name]) for name in phases if name in found}
-    rows["all"] = found["all"], sum(phases[name] for name in rows)
-    rows["bytes"] = found["bytes"], made.nbytes
-    return {name: (round(a, 5), round(b, 5)) for name, (a, b) in rows.items()}
+Rows = dict[str, dict[str, tuple[float, float]]]
+"""By codec and phase, measured and estimated."""
+
+
+def computing(
+    model: Model, states: list[wc.Arrays], held: wc.Arrays, options: argparse.Namespace
+) -> tuple[Rows, Rates]:
+    """What does not depend on a link, in seconds of the processor."""
+    store, found, rates = MemoryStore(), defaultdict[str, list[dict[str, float]]](list), []
+    wc.init(store, states[1])
+    with processor_clock():
+        for _ in range(options.rounds):
+            rates.append(measure(options.threads))
+            for codec in NAMES:
+                found[codec] += synced(codec, store, store, held, states, options.threads)
+    used = least_rates(rates, model)
+    rows: Rows = {}
+    for codec in NAMES:
+        seconds = least(found[codec])
+        rows[codec] = {
+            phase: (
+                seconds[phase],
+                used.work(codec, phase).seconds(model.parameters, model.changes, model.tensors),
+            )
+            for phase in COMPUTING
+        }
+        rows[codec]["together"] = (
+            sum(a for a, _ in rows[codec].values()),
+            sum(b for _, b in rows[codec].values()),
+        )
+        rows[codec]["bytes"] = seconds["bytes"], nbytes_of(NAMES[codec], model, 1)
+    return rows, used
+
+
+def over_link(
+    mbit: float,
+    ms: float,
+    model: Model,
+    states: list[wc.Arrays],
+    held: wc.Arrays,
+    rates: Rates,
+    options: argparse.Namespace,
+    folder: Path,
+) -> Rows:
+    """What depends on a link, in seconds."""
+    endpoint, bucket = os.environ["AWS_ENDPOINT_URL"], f"{make_bucket('estimate')}/{mbit:g}-{ms:g}"
+    wc.init(bucket, states[1])
+    found: dict[str, dict[str, float]] = {}
+    copied: dict[str, object] = {}
+    with ExitStack() as opened:
+        writer, reader = (opened.enter_context(link_to(endpoint, bucket, mbit, ms)) for _ in range(2))
+        asked = [latencies(writer, reader)]
+        for codec in NAMES:
+            found[codec] = least(synced(codec, writer, reader, held, states, options.threads))
+            asked.append(latencies(writer, reader))
+        if (mbit, ms) in options.full:
+            copied = full_copy(writer, reader, states[1], folder)
+    put, get = (min(one[i] for one in asked) for i in range(2))
+    rate = mbit * 1e6 / 8
+    links = Links(rate, rate, rate, rate, latency=get, write_latency=put)
+    rows: Rows = {}
+    for codec in NAMES:
+        seconds = found[codec]
+        phases = estimate(NAMES[codec], model, Fleet(), links, rates).phases
+        rows[codec] = {phase: (seconds[phase], phases[phase]) for phase in LINKED}
+    if copied:
+        phases = estimate("full copies", model, Fleet(), links, rates).phases
+        rows["full copy"] = {"upload and fetch": (float(str(copied["seconds"])), phases["upload"] + phases["fetch"])}
+    return rows
 
 
 def table(rows: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
@@ -181,7 +230,7 @@ def _cell(found: float, estimated: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--links", type=link, nargs="+", default=[(100.0, 20.0), (1000.0, 2.0)])
     parser.add_argument("--full", type=link, nargs="*", default=[])

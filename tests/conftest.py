@@ -68,9 +68,12 @@ def rgw() -> Iterator[Endpoint]:
         yield endpoint
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A real Chromium; where there can be none, its tests are skipped, but never in CI."""
+    """A real Chromium; where there can be none, its tests are skipped, but never in CI.
+
+    Not for the session: Playwright keeps an event loop running in this thread, so later tests could not run theirs.
+    """
     with ExitStack() as stack:
         try:
             found = stack.enter_context(browsing())

@@ -83,11 +83,11 @@ class Demo:
             raise SystemExit(f"too few steps to kill {', '.join(name for name, _ in self._kills)}")
         named = zip(("replica-a", "replica-b"), self._replicas, strict=True)
         proofs = {name: self._proof(url) for name, url in named}
+        self.record.page = None if self._report is None else str(self._report)  # the server ends with the run
         if self._report is not None:
             self._report.parent.mkdir(parents=True, exist_ok=True)
-            subprocess.run(
-                weightcast("report", *self._watched, "-o", str(self._report), "--force", "--json"), check=True
-            )
+            command = weightcast("report", *self._watched, "-o", str(self._report), "--force")
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return proofs
 
     def _take(self, message: Message) -> None:

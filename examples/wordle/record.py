@@ -67,7 +67,7 @@ class Record:
     exact: bool | None = None
     """Whether it is the digest of the trainer's own weights, computed by other means."""
     page: str | None = None
-    """The address of the dashboard."""
+    """Where the dashboard is: an address while it runs, then a file."""
     news: deque[str] = field(default_factory=lambda: deque(maxlen=5))
 
     def take(self, message: Message) -> None:

@@ -227,7 +227,7 @@ def main() -> None:
     training = Training.resume(given.channel, given.state, given.checkpoint, given.lr)
     on_event = [wc.JsonLines(given.events)] if given.events else []
     with wc.Publisher(
-        given.channel, training.model, optimizer=training.optimizer, dtype="BF16", on_event=on_event
+        given.channel, training.model, optimizer=training.optimizer, dtype="BF16", writer="trainer", on_event=on_event
     ) as publisher:
         table = publisher.table
         head = publisher.publish(step=training.step).result().position

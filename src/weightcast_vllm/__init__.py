@@ -7,9 +7,12 @@ every module that is there when a worker begins, and stumbles over numba's.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 BACKEND = "weightcast"
+BEGAN = time.time()
+"""In seconds since 1970: when this process, or the one that it was forked from, had loaded no weights yet."""
 
 
 def register() -> None:

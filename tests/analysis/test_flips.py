@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from functools import reduce
+from operator import add
 
 import ml_dtypes
 import numpy as np
@@ -44,7 +46,7 @@ def test_counts_are_those_of_a_count_element_by_element(states: list[Bag], threa
     steps = steps_of(states)
     for spec in steps.table:
         with Workers(threads) as workers:
-            found = flips_of(steps.history(spec), workers)
+            found = flips_of([steps.history(spec)], workers)
         bits = columns(states, spec.name)
         changed = [sum(row[i] != row[i + 1] for row in bits) for i in range(steps.count)]
         assert list(found.changed) == changed
@@ -64,7 +66,7 @@ def test_counts_are_those_of_a_count_element_by_element(states: list[Bag], threa
 def test_exponents_distances_and_directions_are_those_of_the_numbers(states: list[Bag]) -> None:
     steps = steps_of(states)
     for spec in steps.table:
-        layout, found = layout_of(spec.dtype), flips_of(steps.history(spec)).exponents
+        layout, found = layout_of(spec.dtype), flips_of([steps.history(spec)]).exponents
         assert layout is not None
         assert found is not None
         weights, flips, distances = Counter[int](), Counter[int](), Counter[int]()
@@ -121,10 +123,35 @@ def test_dtype_without_a_mantissa_has_no_exponents(dtype: str) -> None:
 def test_distances_of_the_widest_floats_do_not_overflow() -> None:
     old = one(np.array([0xFFEFFFFFFFFFFFFF, 0, 5], np.uint64), "F64")
     new = one(np.array([0x7FEFFFFFFFFFFFFF, 1 << 63, 8], np.uint64), "F64")
-    found = flips_of(Pair(old, new).history(next(iter(old.table)))).exponents
+    found = flips_of([Pair(old, new).history(next(iter(old.table)))]).exponents
     assert found is not None
     assert {at: int(n) for at, n in enumerate(found.distances) if n} == {0: 1, 2: 1, 64: 1}
     assert (found.across, found.away) == (2, 1)
+
+
+@given(runs(["BF16"]))
+@settings(max_examples=50)
+def test_tensors_counted_together_are_the_sum_of_each_alone(states: list[Bag]) -> None:
+    steps = steps_of(states)
+    histories = [steps.history(spec) for spec in steps.table]
+    together, alone = flips_of(histories), reduce(add, (flips_of([history]) for history in histories))
+    assert (together.changed, together.returned, together.unions) == (alone.changed, alone.returned, alone.unions)
+    assert together.exponents is not None
+    assert alone.exponents is not None
+    assert np.array_equal(together.exponents.flips, alone.exponents.flips)
+    assert np.array_equal(together.exponents.weights, alone.exponents.weights)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensor_of_many_spans_is_counted_whole(threads: int) -> None:
+    old = np.arange(5_000_000, dtype=np.float64)
+    new = np.where(np.arange(old.size) % 1000 == 7, -old, old)
+    pair = Pair(*(one(state.view(np.uint64), "F64") for state in (old, new)))
+    with Workers(threads) as workers:
+        found = flips_of([pair.history(spec) for spec in pair.table], workers)
+    assert (found.elements, found.changed) == (5_000_000, (5000,))
+    assert found.exponents is not None
+    assert (found.exponents.weights.sum(), found.exponents.across) == (5_000_000, 5000)
 
 
 def test_intervals_are_powers_of_two_that_fit() -> None:

@@ -15,12 +15,22 @@ from hypothesis import strategies as st
 
 from weightcast.channel.key_file import read_private, read_public, write_private
 from weightcast.channel.keyring import AllowedKey, Keyring, first_keyring, load_keyring, read_keyring
-from weightcast.channel.keys import Position, delta_key, keyring_key
-from weightcast.channel.records import Manifest, ObjectRef, dump_record, load_record
-from weightcast.channel.signed import signed, signed_bytes, without_signature
+from weightcast.channel.keys import RECORD, Position, anchor_folder, delta_key, keyring_key
+from weightcast.channel.records import (
+    Anchor,
+    Channel,
+    Heartbeat,
+    Manifest,
+    ObjectRef,
+    channel_to_json,
+    dump_record,
+    load_record,
+)
+from weightcast.channel.signed import signed, signed_bytes, signed_with_bytes, without_signature
 from weightcast.channel.signing import PrivateKey, PublicKey, decode_signature, encode_signature, message
 from weightcast.channel.trust import Seen, Trust, seen_from_json, seen_to_json, signing_of
 from weightcast.errors import FormatError, TrustError, UsageError
+from weightcast.format.spec import TensorSpec, TensorTable
 from weightcast.store.memory import MemoryStore
 
 ROOT, OTHER = PrivateKey(b"r" * 32), PrivateKey(b"o" * 32)
@@ -233,6 +243,29 @@ def test_signature_is_cut_out_of_the_very_bytes(label: str, mimics: bool) -> Non
     assert cut is not None
     assert message("manifest", CHANNEL, cut) == signed_bytes(made, CHANNEL)
     assert load_record(Manifest, dump_record(made)) == made
+
+
+_AT = Position(1, "a" * 64)
+_FOLDER = anchor_folder(_AT, "b" * 16)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Channel("0" * 32, TensorTable.of([TensorSpec("w", "BF16", (2,))])),
+        Manifest(CHANNEL, _AT, None, (ObjectRef(_FOLDER + RECORD, 1, "b" * 64),), None, 1, None, 1.5, "w"),
+        Anchor(CHANNEL, _AT, (ObjectRef(_FOLDER + "model.safetensors", 1, "b" * 64),)),
+        Heartbeat("rack-7", _AT, 1.5),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_bytes_that_come_with_a_signature_are_those_of_the_record(
+    record: Channel | Manifest | Anchor | Heartbeat,
+) -> None:
+    made, data = signed_with_bytes(record, CHANNEL, ROOT)
+    assert data == (channel_to_json(made) if isinstance(made, Channel) else dump_record(made))
+    assert made.signature is not None
+    assert ROOT.public.verifies(made.signature, signed_bytes(made, CHANNEL))
 
 
 JSON = st.recursive(

@@ -45,6 +45,11 @@ def tab(address: str, browser: Browser) -> Iterator[Tab]:
         assert set(tab.requests) <= {address, "data:,"}
 
 
+def text_of(tab: Tab, selector: str) -> str:
+    """What is shown, without the blanks at which no line breaks."""
+    return tab.text(selector).replace("\u00a0", " ")
+
+
 def computed(tab: Tab, function: str, values: np.ndarray) -> np.ndarray:
     """What a function of the page gives for each value."""
     return np.array(tab.page.evaluate(f"(all) => all.map({function})", values.tolist()), np.float64)
@@ -113,11 +118,11 @@ def test_same_seed_gives_the_same_training(tab: Tab) -> None:
 def shares(tab: Tab) -> list[float]:
     """Flipped in a step, with and without masters, as the page shows it."""
     shown = tab.page.locator("#crowd .tile dd:not(.under)").all_inner_texts()
-    return [float(text.removesuffix(" %")) for text in shown[:2]]
+    return [float(text.removesuffix("\u00a0%")) for text in shown[:2]]
 
 
 def test_learning_rate_changes_what_is_computed(tab: Tab) -> None:
-    before, walk = shares(tab), tab.text("#grid .found")
+    before, walk = shares(tab), text_of(tab, "#grid .found")
     slider = tab.page.locator("#rate-2")
     slider.focus()
     for _ in range(20):
@@ -126,41 +131,41 @@ def test_learning_rate_changes_what_is_computed(tab: Tab) -> None:
     assert tab.page.locator("#rate-1").get_attribute("aria-valuetext") == "10⁻⁴", "one learning rate for all cards"
     raised = shares(tab)
     assert all(now > then for now, then in zip(raised, before, strict=True))
-    assert tab.text("#grid .found") != walk
+    assert text_of(tab, "#grid .found") != walk
     measured = tab.page.evaluate("weights.measured(1e-4).share")
     assert raised[0] == pytest.approx(100 * measured, abs=0.5)
     slider.press("Home")
     assert shares(tab)[1] == 0
-    assert "none of the weights" in tab.text("#crowd")
+    assert "none of the weights" in text_of(tab, "#crowd")
 
 
 def test_without_masters_small_steps_are_lost(tab: Tab) -> None:
-    assert "flipped 3 times" in tab.text("#grid .found")
+    assert "flipped 3 times" in text_of(tab, "#grid .found")
     tab.page.locator("#grid input[value=masters]").focus()
     tab.page.keyboard.press("ArrowRight")
     assert tab.page.locator("#grid input[value=direct]").is_checked()
-    said = tab.text("#grid .found")
+    said = text_of(tab, "#grid .found")
     assert "flipped 0 times" in said
     assert "forgotten" in said
-    assert "4.45" in tab.text("#delta table")
+    assert "4.45" in text_of(tab, "#delta table")
 
 
 def test_delta_is_the_share_of_the_chosen_model(tab: Tab) -> None:
     tab.page.locator("#model").select_option(label="1 T parameters")
-    assert "A full copy is 2 TB" in tab.text("#delta")
+    assert "A full copy is 2 TB" in text_of(tab, "#delta")
     share = tab.page.evaluate("weights.measured(1e-6).share")
     row = tab.page.locator("#delta tr", has_text="banded").inner_text()
-    found = re.search(r"([\d.]+) GB", row)
+    found = re.search(r"([\d.]+)\sGB", row)
     assert found is not None
     assert float(found[1]) == pytest.approx(1e12 * share * FIGURES["codecs"]["masters"]["banded"] / 8 / 1e9, rel=0.01)
 
 
 def test_timeline_says_where_a_broadcast_is_better(tab: Tab) -> None:
     slow, fast = "Live after 173 ms instead of 954 ms", "broadcast is there sooner"
-    assert slow in tab.text("#phases")
-    assert fast not in tab.text("#phases")
+    assert slow in text_of(tab, "#phases")
+    assert fast not in text_of(tab, "#phases")
     tab.page.locator("#link").select_option(label="a fabric, 400 GB/s")
-    assert fast in tab.text("#phases")
+    assert fast in text_of(tab, "#phases")
 
 
 # -- for everybody -----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_bytes_that_are_no_rates_are_refused(data: bytes) -> None:
 
 def test_measured_rates_are_those_of_a_machine() -> None:
     """Nothing of their size is decided here but that each is there, and that work takes time."""
-    found = measure(threads=1)
+    found = measure(threads=1, elements=1 << 20)
     assert load(dump(found).encode()) == found
     assert found.threads == 1
     assert min(found.copy, found.digest, found.sha256, found.disk) > 0

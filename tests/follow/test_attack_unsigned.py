@@ -119,6 +119,23 @@ def test_tag_of_an_attacker_leads_a_follower_nowhere(channel: SignedChannel) -> 
     assert holds_the_head(channel)
 
 
+def test_follower_that_runs_notices_a_frozen_bucket_and_goes_on_with_the_next_version(
+    channel: SignedChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust, real = wc.Trust(channel.trust, max_age=3600), time.time
+    with wc.Subscriber(channel.url, held := arrays(bits_of(0)), threads=1, trust=trust) as subscriber:
+        subscriber.sync()
+        assert subscriber.sync() is None
+        monkeypatch.setattr(time, "time", lambda: real() + 7200)
+        for _ in range(2):
+            with pytest.raises(TrustError) as raised:
+                subscriber.sync()
+            assert raised.value.reason == "stale"
+        channel.publish()
+        subscriber.sync()
+    assert np.array_equal(held.read("w"), bits_of(VERSIONS + 1))
+
+
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 

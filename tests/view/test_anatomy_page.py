@@ -32,7 +32,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_page_shows_what_was_found_and_asks_nobody(page: Path, browser: Browser) -> None:
     with browser.tab(page.as_uri()) as tab:
         tab.until(DRAWN)
-        shown = tab.text()
+        shown = tab.text().replace("\u00a0", " ")
         for text in ("1.3 %", "one of 75 elements", "15.2 kB", "1 : 173", "versions 0 to 6", "5.3 · 10⁻⁷", "4.5 %"):
             assert text in shown
         assert "masters of higher precision" in shown

@@ -25,8 +25,9 @@ def fields_in(text: str) -> set[tuple[str, ...]]:
 def test_every_replica_ends_with_the_trainers_bits_though_each_box_is_killed(tmp_path: Path) -> None:
     folder, steps = tmp_path / "run", 8
     command = [sys.executable, "-m", "examples.wordle.demo", "--folder", str(folder), "--steps", str(steps)]
+    report = tmp_path / "report.html"
     done = subprocess.run(
-        [*command, "--evaluate", "1", "--chaos"],
+        [*command, "--evaluate", "1", "--chaos", "--report", str(report)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -39,6 +40,8 @@ def test_every_replica_ends_with_the_trainers_bits_though_each_box_is_killed(tmp
     assert update is not None
     assert fields_in(Page.of("wordle.md").text) <= fields_in("\n".join(log.read_text() for log in folder.glob("*.log")))
     starts = {log.stem: log.read_text().count('"event": "begin"') for log in folder.glob("*.log")}
-    assert starts == {"environment": 2, "replica-a": 2, "replica-b": 2, "trainer": 2}
+    assert starts == {"dashboard": 0, "environment": 2, "replica-a": 2, "replica-b": 2, "trainer": 2}
+    assert '"event": "listening"' in (folder / "dashboard.log").read_text()
+    assert f'"version":{update.position.version}' in report.read_text()
     assert update.position.version >= steps
     assert update.position.digest in re.sub(r"\s", "", done.stdout)

@@ -11,9 +11,9 @@
   function small(x) {
     if (x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4)) return kit.digits(x, 3);
     const [front, e] = x.toExponential(1).split("e");
-    return (front === "1.0" ? "10" : front.replace(".0", "") + " · 10") + raised(+e);
+    return (front === "1.0" ? "10" : front.replace(".0", "") + "\u00a0·\u00a010") + raised(+e);
   }
-  const share = (x) => (x === 0 ? "0 %" : x >= 0.0995 ? Math.round(100 * x) + " %" : kit.digits(100 * x, 2) + " %");
+  const share = (x) => (x >= 0.0995 ? Math.round(100 * x) : kit.digits(100 * x, 2)) + "\u00a0%";
 
   const state = {rate: 1e-6, magnitude: 0.02, masters: true, model: MODELS[0][1], link: LINKS[1][1]};
   const watchers = [];
@@ -164,13 +164,14 @@
     return {full, ours: at, spans};
   }
   function timeSpec(found) {
-    const keys = [["broadcast", 1], ...found.spans.map((span) => [span.name, span.colour])];
-    const legend = el("ul", {class: "legend"}, keys.map(([name, colour]) => el("li", {}, kit.svg("svg", {"aria-hidden": "true", viewBox: "0 0 22 12"}, kit.svg("rect", {x: 3, width: 16, height: 12, rx: 2, class: `s${colour} fill`})), name)));
-    return {title: "From the end of a step to an engine that uses it", legend, x: {format: kit.seconds, label: "after the step"},
+    return {title: "From the end of a step to an engine that uses it", x: {format: kit.seconds, label: "after the step"},
       rows: [{name: "full broadcast: trainer and engine wait", spans: [{name: "broadcast", begin: 0, end: found.full, colour: 1}]}, {name: "weightcast: the engine serves until the last phase", spans: found.spans}]};
   }
   function timeCard() {
     let found = phases();
+    const keys = [["broadcast", 1], ...found.spans.map((span) => [span.name, span.colour])];
+    const legend = el("ul", {class: "legend"}, keys.map(([name, colour]) => el("li", {},
+      kit.svg("svg", {"aria-hidden": "true", viewBox: "0 0 22 12"}, kit.svg("rect", {x: 3, width: 16, height: 12, rx: 2, class: `s${colour} fill`})), name)));
     const plot = charts.timeline(timeSpec(found)), said = el("p", {class: "found", role: "status"});
     const choose = el("select", {id: "link", on: {change: () => { state.link = Number(choose.value); show(); }}}, LINKS.map(([name, n]) => el("option", {value: n}, name)));
     choose.value = state.link;
@@ -183,7 +184,7 @@
     }
     const made = card("4 · Four phases, and a timeline", {id: "phases"}, el("p", {class: "say"},
       "Detect what flipped, encode and commit it, let each engine fetch and verify it while it serves, then pause and write. Below are recorded times of each phase for a model of 596 M parameters, and how long 1.19 GB take on the link you choose."),
-    el("div", {class: "controls"}, el("label", {for: "link"}, "link", choose)), plot, said,
+    el("div", {class: "controls"}, el("label", {for: "link"}, "link", choose)), legend, plot, said,
     el("p", {class: "note"}, `Recorded on ${figures.phases.machine} (Measurements, “${figures.phases.section}”), by a release whose worker took what the mirror had staged. Travel, up and down, and the broadcast are computed: bytes over the link's rate, nothing else.`));
     show();
     return made;

@@ -11,7 +11,7 @@ from weightcast.analysis.rounding import Fit, Row, fits, rows_of
 from weightcast.analysis.sizes import Measuring, Sizes
 from weightcast.analysis.steps import Steps
 from weightcast.disk.durable import Report, silent
-from weightcast.format.spec import TensorTable
+from weightcast.format.spec import TensorTable, elements_of
 from weightcast.format.workers import ONE, Workers
 
 
@@ -54,18 +54,18 @@ class Anatomy:
 
 
 def anatomy_of(steps: Steps, workers: Workers = ONE, report: Report = silent) -> Anatomy:
-    """Read every tensor once, with what each step changes of it; memory holds one tensor's history at a time."""
+    """Read every tensor once, with what each step changes of it; memory holds the history of a few at a time."""
     table, done = steps.table, 0
     measuring = Measuring(table, steps.count, workers)
     changed: dict[str, int] = {}
     by_dtype: dict[str, Flips] = {}
-    for spec in table:
-        history = steps.history(spec)
-        found = flips_of(history, workers)
-        changed[spec.name] = found.total
-        by_dtype[spec.dtype] = by_dtype[spec.dtype] + found if spec.dtype in by_dtype else found
-        measuring.add(history)
-        done += spec.nbytes
+    for specs in workers.batches(table, elements_of):
+        histories = [steps.history(spec) for spec in specs]
+        changed |= zip((spec.name for spec in specs), measuring.add(histories), strict=True)
+        for dtype in dict.fromkeys(spec.dtype for spec in specs):
+            found = flips_of([history for history in histories if history.spec.dtype == dtype], workers)
+            by_dtype[dtype] = by_dtype[dtype] + found if dtype in by_dtype else found
+        done += sum(spec.nbytes for spec in specs)
         report("analyze", done, table.nbytes)
     explained = [_explained(dtype, flips) for dtype, flips in by_dtype.items()]
     explained.sort(key=lambda one: (-one.flips.elements, one.dtype))

@@ -23,6 +23,9 @@ from weightcast.follow.subscriber import Subscriber
 from weightcast.format.workers import ONE, Workers
 from weightcast.upkeep.squash import sync_to
 
+MOST_TOGETHER = 1 << 19
+"""Tensors times steps: each takes some kilobytes while it is measured."""
+
 
 @dataclass(frozen=True)
 class Read:
@@ -39,7 +42,10 @@ class Read:
 
 
 def last_versions(chain: Chain, most: int) -> range:
-    """The versions that up to ``most`` steps before the head lead to; `ChannelError` if there is none."""
+    """The versions that up to ``most`` steps before the head lead to, fewer where there are many tensors;
+    `ChannelError` if there is none.
+    """
+    most = min(most, max(1, MOST_TOGETHER // max(len(chain.channel.table), 1)))
     head = chain.head()
     newest = -1 if head is None else head.position.version
     there = reachable(chain.edges(None, newest)) & {newest, *chain.versions()} if head is not None else set()

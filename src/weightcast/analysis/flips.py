@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
@@ -104,20 +104,36 @@ class Flips:
         return sum(self.changed)
 
 
-def flips_of(history: History, workers: Workers = ONE) -> Flips:
-    """Count one tensor, in spans of bounded size."""
-    layout = layout_of(history.spec.dtype)
-    spans = workers.stream(
-        lambda span: count_span(history.span(*span), layout), _spans(history), lambda span: span[1] - span[0]
-    )
-    return reduce(lambda a, b: a + b, spans)
+def flips_of(histories: Sequence[History], workers: Workers = ONE) -> Flips:
+    """Count some tensors of one dtype, with as many versions, in bundles of bounded size."""
+    layout = layout_of(histories[0].spec.dtype)
+
+    def count(bundle: Sequence[_Piece]) -> Flips:
+        rows = [history.span(first, last) for history, first, last in bundle]
+        return count_span(rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1), layout)
+
+    counted = workers.stream(count, _bundles(histories), lambda bundle: sum(last - first for _, first, last in bundle))
+    return reduce(lambda a, b: a + b, counted)
 
 
-def _spans(history: History) -> Iterator[tuple[int, int]]:
-    """At least one, which may be empty."""
-    each = max(1, _SPAN_BYTES // (history.base.itemsize * (len(history.steps) + 1)))
-    for first in range(0, max(history.base.size, 1), each):
-        yield first, min(first + each, history.base.size)
+_Piece = tuple[History, int, int]
+"""Some elements of a tensor: those from the first to before the last."""
+
+
+def _bundles(histories: Sequence[History]) -> Iterator[list[_Piece]]:
+    """All elements of all tensors: small tensors together, large ones in pieces; at least one, which may be empty."""
+    most = max(1, _SPAN_BYTES // (histories[0].base.itemsize * (len(histories[0].steps) + 1)))
+    bundle: list[_Piece] = []
+    room = most
+    for history in histories:
+        for first in range(0, history.base.size, most):
+            last = min(first + most, history.base.size)
+            if bundle and last - first > room:
+                yield bundle
+                bundle, room = [], most
+            bundle.append((history, first, last))
+            room -= last - first
+    yield bundle or [(histories[0], 0, 0)]
 
 
 def count_span(rows: Rows, layout: FloatLayout | None) -> Flips:

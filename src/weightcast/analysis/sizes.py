@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -45,23 +45,27 @@ class Measuring:
             each: [PatchOutline(SQUASHED) for _ in range(steps // each)] for each in intervals(steps) if each > 1
         }
 
-    def add(self, history: History) -> None:
-        """Encode what each step, and each window of steps, changes in the next tensor."""
-        for step, (old, new) in enumerate(pairwise(history.states())):
-            self._encode(history, old, new, [outlines[step] for outlines in self._codecs.values()])
+    def add(self, histories: Sequence[History]) -> list[int]:
+        """Encode what each step, and each window of steps, changes in the next tensors; how much all steps change."""
+        totals = [0] * len(histories)
+        for step, (olds, news) in enumerate(pairwise(_states(histories, 1))):
+            patches = self._encode(histories, olds, news, [outlines[step] for outlines in self._codecs.values()])
+            totals = [total + patch.changed for total, patch in zip(totals, patches, strict=True)]
         for each, outlines in self._windows.items():
-            for outline, (old, new) in zip(outlines, pairwise(history.states(each)), strict=True):
-                self._encode(history, old, new, [outline])
+            for outline, (olds, news) in zip(outlines, pairwise(_states(histories, each)), strict=True):
+                self._encode(histories, olds, news, [outline])
+        return totals
 
-    def _encode(self, history: History, old: Bits, new: Bits, outlines: Sequence[PatchOutline]) -> None:
-        (patch,) = diff_tensors([history.spec], [old], [new], [0], self._workers)
-        if patch.changed:
-            for outline in outlines:
-                self._add(outline, patch, old)
-
-    def _add(self, outline: PatchOutline, patch: TensorPatch, old: Bits) -> None:
-        (coded,) = outline.codec.encode([(patch, old)], self._workers)
-        outline.add(coded)
+    def _encode(
+        self, histories: Sequence[History], olds: Sequence[Bits], news: Sequence[Bits], outlines: Sequence[PatchOutline]
+    ) -> list[TensorPatch]:
+        specs = [history.spec for history in histories]
+        patches = diff_tensors(specs, olds, news, [0] * len(specs), self._workers)
+        changed = [(patch, old) for patch, old in zip(patches, olds, strict=True) if patch.changed]
+        for outline in outlines:
+            for coded in outline.codec.encode(changed, self._workers):
+                outline.add(coded)
+        return patches
 
     def finish(self) -> Sizes:
         codecs = {codec: self._sizes(outlines) for codec, outlines in self._codecs.items()}
@@ -70,6 +74,10 @@ class Measuring:
 
     def _sizes(self, outlines: Sequence[PatchOutline]) -> tuple[int, ...]:
         return tuple(outline.finish(_DIGEST, _DIGEST, self._model)[1].nbytes for outline in outlines)
+
+
+def _states(histories: Sequence[History], each: int) -> Iterator[tuple[Bits, ...]]:
+    return zip(*(history.states(each) for history in histories), strict=True)
 
 
 CODECS_IN_ORDER: tuple[CodecName, ...] = ("plain", "gap", "banded")

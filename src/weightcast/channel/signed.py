@@ -46,18 +46,23 @@ def without_signature(data: bytes, record: Manifest) -> bytes | None:
     So a signature over what is returned is one over ``data``, whose JSON need not be written again to be compared. A
     text of the record cannot hold the field: its quotation marks would be escaped.
     """
-    bare = data.replace(_signature_field(record), b"", 1)
-    return bare if _with_signature(bare, record) == data else None
+    field, signer = _signature_field(record), _signer_field(record)
+    at = data.rfind(field + signer)
+    return data[:at] + data[at + len(field) :] if at >= 0 else None
 
 
 def _with_signature(bare: bytes, record: Channel | Manifest | Anchor | Heartbeat) -> bytes:
     """Canonical JSON of a record from that without its signature, which sorts right before the signer."""
-    signer = f'"signer":"{record.signer}",'.encode()
-    return bare.replace(signer, _signature_field(record) + signer, 1)
+    at = bare.rindex(_signer_field(record))
+    return bare[:at] + _signature_field(record) + bare[at:]
 
 
 def _signature_field(record: Channel | Manifest | Anchor | Heartbeat) -> bytes:
     return f'"signature":"{record.signature}",'.encode()
+
+
+def _signer_field(record: Channel | Manifest | Anchor | Heartbeat) -> bytes:
+    return f'"signer":"{record.signer}"'.encode()
 
 
 def squash_bytes(channel: str, base: int, result: int, digest: str, nbytes: int, sha256: str, signer: str) -> bytes:

@@ -29,8 +29,9 @@ from weightcast.format.workers import Workers
 from weightcast.publish.publisher import Publisher
 from weightcast.store.memory import MemoryStore
 
-_TENSOR, _LARGE = 1 << 22, 6
-"""Elements of a large tensor, and how many there are."""
+_TENSOR, _LARGE = 1 << 24, 2
+"""Elements of a large tensor, and how many there are: so large that memory for each comes fresh from the system, as in
+large models."""
 _SMALL = 512
 """Tensors of 1,024 elements: they show what a tensor costs beside its elements."""
 _UPDATES = (1e-7, 1.6e-6)
@@ -49,11 +50,11 @@ class _Sample:
     seconds: dict[str, float]
 
 
-def measure(threads: int | None = None) -> Rates:
-    """The rates of this machine, in some seconds; kernels should be ready."""
+def measure(threads: int | None = None, elements: int = _TENSOR) -> Rates:
+    """The rates of this machine, in some seconds; kernels should be ready. ``elements`` are those of a large tensor."""
     with Workers(threads) as workers:
         count = workers.threads
-        large, small = _states(_LARGE, _TENSOR), _states(_SMALL, 1024)
+        large, small = _states(_LARGE, elements), _states(_SMALL, 1024)
         codecs = {codec: _fitted(_samples(codec, large, small, count)) for codec in CODECS}
         digest = _least(lambda: fingerprint(large[0], workers)) / large[0].table.elements
     data = np.arange(_BYTES // 8, dtype=np.int64)

@@ -75,7 +75,11 @@ class _Requests(BoundedRequests):
         self._reply(with_body=False)
 
     def _reply(self, *, with_body: bool) -> None:
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self.send_error(400)
+            return
         if len(self.headers.get_all("Host", [])) != 1 or not self.server.answers_for(self.headers["Host"]):
             self._send(403, "application/json", b'{"error":"this server has another name"}', with_body)
         elif url.path == "/":
@@ -95,7 +99,9 @@ class _Requests(BoundedRequests):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server refuses by itself, such as another method: without a word of the request."""
         self.close_connection = True
-        self._send(405 if code == 501 else code, "application/json", b'{"error":"only GET and HEAD"}', True)
+        status = 405 if code == 501 else code
+        problem = b"only GET and HEAD" if status == 405 else b"this is not a request"
+        self._send(status, "application/json", b'{"error":"' + problem + b'"}', with_body=True)
 
     def _send(self, status: int, kind: str, body: bytes, with_body: bool, policy: str | None = None) -> None:
         self.send_response(status)

@@ -61,17 +61,17 @@ class EventTail:
         if not isinstance(fields, dict) or fields.get("format") != FORMAT or fields.get("channel") != channel:
             return
         phase, role, name = fields.get("phase"), fields.get("role"), fields.get("name")
-        version, began, seconds = fields.get("version"), fields.get("began"), fields.get("seconds")
+        version, began, seconds = fields.get("version"), _time(fields.get("began")), _time(fields.get("seconds"))
         if phase not in _WHAT or role not in _WHO or not isinstance(name, str | None) or type(version) is not int:
             return
-        if not (_is_time(began) and _is_time(seconds)):
+        if began is None or seconds is None:
             return
         rows = self._phases.setdefault(version, {})
         key = (role, short(name) or "")
         if key in rows or len(rows) < _ROWS:
             spans = rows.setdefault(key, {})
             if phase in spans or len(spans) < _SPANS:
-                spans[phase] = [phase, began, seconds, nbytes if _is_time(nbytes := fields.get("bytes")) else 0]
+                spans[phase] = [phase, began, seconds, _time(fields.get("bytes")) or 0]
         for old in sorted(self._phases)[:-_VERSIONS]:
             del self._phases[old]
         if phase in ("apply", "load") and role in ("replica", "engine"):
@@ -104,5 +104,6 @@ class EventTail:
         ]
 
 
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e12
+def _time(value: Any) -> float | None:
+    """A number that can be one of seconds or bytes; None for anything else."""
+    return value if type(value) in (int, float) and 0 <= value < 1e12 else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weightcast.format.spec import TensorTable
+from weightcast.view.journal import short
 from weightcast.view.places import in_order, place_of
 
 MOST_LAYERS, MOST_KINDS, MOST_OTHERS = 64, 16, 8
@@ -54,7 +55,8 @@ class Axes:
         return cls(layers, kinds, (len(layer_names), len(kind_names)), places, elements)
 
     def as_json(self) -> dict[str, Any]:
-        return {"layers": self.layers, "kinds": self.kinds, "inLayers": self.in_layers}
+        names = {"layers": [short(name) for name in self.layers], "kinds": [short(name) for name in self.kinds]}
+        return {**names, "inLayers": self.in_layers}
 
     def column(self, changed: Mapping[str, int]) -> dict[str, Any]:
         """The shares of one version; `KeyError` for a tensor that the table lacks."""

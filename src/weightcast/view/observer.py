@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -33,6 +34,8 @@ HEAT = 32
 
 _MANIFESTS, _PATCHES = 64, 8
 """How many are read in one look."""
+_MOST_OBJECTS = 1024
+"""Objects of a version that are checked."""
 _AT_ONCE = 8
 _RELIST = 30.0
 """Seconds after which everything is listed again, though no version came."""
@@ -186,7 +189,8 @@ class Observer:
         for version, manifest in zip(
             unknown[:_MANIFESTS], self._pool.map(self._manifest, unknown[:_MANIFESTS]), strict=True
         ):
-            self._manifests[version] = manifest
+            # Of a sharded training with thousands of ranks, or a lie, not all objects are remembered and checked.
+            self._manifests[version] = manifest and replace(manifest, objects=manifest.objects[:_MOST_OBJECTS])
             self.journal.put_row("versions", version, _row(manifest))
         for version in [version for version in self._manifests if version < oldest]:
             self._into_group(version, self._manifests.pop(version))

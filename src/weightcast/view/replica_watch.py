@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,6 +22,9 @@ MOST_READ, MOST_SHOWN = 1000, 200
 
 MOST_ARRIVALS = 200
 """Versions of which is kept when they became live."""
+
+_LARGEST = 1 << 22
+"""Bytes of a heartbeat that is read."""
 
 Commits = Callable[[int], Manifest | None]
 """The commit of a version, if it is known."""
@@ -41,10 +45,11 @@ class ReplicaWatch:
         listing = chain.store.list(REPLICAS)
         listed = {one.key: one for one in islice(listing, MOST_READ)}
         more = sum(1 for _ in islice(listing, 100_000))
-        due = [one for one in listed.values() if self._is_due(one)]
+        due = [one for one in listed.values() if self._is_due(one) and one.size <= _LARGEST]
         for one, beat in zip(due, pool.map(partial(heartbeat_at, chain), [one.key for one in due]), strict=True):
             _, reads, before = self._seen.get(one.key, (None, 0, None))
             again = reads + 1 if self._seen.get(one.key, (None,))[0] == one else 0
+            beat = beat and replace(beat, cuts=())  # they can be large, and are not shown
             self._seen[one.key] = one, again, beat
             if beat is not None:
                 self._compare(before, beat, commits)

@@ -12,33 +12,40 @@ SLOW = "WEIGHTCAST_TEST_SLOW"
 """Names a file: while it is there, a worker sleeps for as many seconds as it says after every write."""
 
 
+LOADED = "WEIGHTCAST_TEST_LOADED"
+"""Names a file: it is made once vLLM has loaded its weights, before the plug-in looks at them."""
+
+
 def slow_down() -> None:
     """Every process of vLLM calls this. What is to be slow is not imported here: vLLM on a CPU stumbles over numba."""
-    if SLOW in os.environ and not any(isinstance(one, _WhenImported) for one in sys.meta_path):
+    if {SLOW, LOADED} & os.environ.keys() and not any(isinstance(one, _WhenImported) for one in sys.meta_path):
         sys.meta_path.insert(0, _WhenImported())
 
 
 class _WhenImported(MetaPathFinder):
-    """Changes a module as soon as somebody imports it."""
+    """Acts as soon as somebody imports the module that vLLM's workers write with."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != "weightcast.engine.live" or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
+        if LOADED in os.environ:
+            Path(os.environ[LOADED]).touch()
         spec = importlib.util.find_spec(name)
         run = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
             run(module)
-            from weightcast.engine.prepared import Scatter, Whole
-
-            _slow_down(module.LiveParameters, Scatter, Whole)
+            if SLOW in os.environ:
+                _slow_down(module.LiveParameters)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def _slow_down(live: Any, *writes: Any) -> None:
+def _slow_down(live: Any) -> None:
+    from weightcast.engine.prepared import Scatter, Whole
+
     switch = Path(os.environ[SLOW])
 
     def slowly(write: Any) -> Any:
@@ -51,7 +58,7 @@ def _slow_down(live: Any, *writes: Any) -> None:
         return written
 
     live.write = slowly(live.write)
-    for one in writes:
+    for one in (Scatter, Whole):
         one.apply = slowly(one.apply)
 
 

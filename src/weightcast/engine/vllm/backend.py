@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ import numpy.typing as npt
 import torch
 import vllm
 from vllm._custom_ops import cpu_prepack_moe_weight
+from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.v1.worker.worker_base import WorkerBase
 
@@ -26,6 +30,7 @@ from weightcast.engine.learn import learn
 from weightcast.engine.packing import packing_of, probed, repacked
 from weightcast.engine.vllm.compatibility import keep_plain_weights, refuse_other_vllm
 from weightcast.engine.vllm.derived import derived_in_vllm
+from weightcast.engine.vllm.start import settled
 from weightcast.engine.worker import EngineWorker
 from weightcast.errors import UsageError
 from weightcast.format.spec import TensorTable
@@ -52,8 +57,11 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         refuse_other_vllm(vllm.__version__)
         refuse_unseen(vllm_config)
         super().__init__(config, vllm_config, device, model)
-        if device.type == "cpu":
-            keep_plain_weights(model, vllm_config)
+        with settled(Path(self.model_config.model), get_world_group().barrier) as has_changed:
+            if device.type == "cpu":
+                keep_plain_weights(model, vllm_config)
+            if has_changed:
+                self._load_again()
         self._derived = derived_in_vllm(model, vllm_config)
         if self._derived.unsupported is not None:
             hint = "vLLM itself does not compute it again when it reloads weights."
@@ -72,6 +80,15 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             moved=() if self.device.type == "cpu" else self._derived.moved,  # there the packing itself is learned
         )
         WorkerBase.weightcast = _answer
+
+    def _load_again(self) -> None:
+        """Load what the folder holds now; `UsageError` where only a start can do so."""
+        if problem := self._cannot_reload():
+            changed, hint = "the mirror's files changed while vLLM loaded them", "Start it again, without an agent."
+            raise UsageError(f"{changed}, and {problem}", file=self.model_config.model, hint=hint)
+        loader: Any = get_model_loader(self.vllm_config.load_config)
+        with set_current_vllm_config(self.vllm_config):
+            self._reload(loader.get_all_weights(self.model_config, self.model))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """There is no connection to open."""

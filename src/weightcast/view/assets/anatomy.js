@@ -12,9 +12,9 @@
   function small(x) {
     if (x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4)) return kit.digits(x);
     const [front, e] = x.toExponential(1).split("e");
-    return (front === "1.0" ? "10" : front + " · 10") + raised(+e);
+    return (front === "1.0" ? "10" : front + "\u00a0·\u00a010") + raised(+e);
   }
-  const share = (x) => (x < 0 ? "−" + share(-x) : x === 0 ? "0 %" : x >= 0.0995 ? Math.round(100 * x) + " %" : x >= 1e-5 ? kit.digits(100 * x, 2) + " %" : small(100 * x) + " %");
+  const share = (x) => (x < 0 ? "−" + share(-x) : (x >= 0.0995 ? Math.round(100 * x) : x === 0 || x >= 1e-5 ? kit.digits(100 * x, 2) : small(100 * x)) + "\u00a0%");
   const floats = found.dtypes.filter((one) => one.exponents);
   let one = floats[0];
 

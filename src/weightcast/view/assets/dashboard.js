@@ -193,19 +193,27 @@
         onPick: (column) => { view.heat = "grid"; view.picked = seen[column]; const radio = heatChoice.querySelector('[value="grid"]'); radio.checked = true; drawHeat(); }});
     }
     const unread = rows.filter(([, one]) => !one.shares);
-    const parts = [`The newest ${kit.plural(known.length, "version")} that are deltas, at most ${state.parts.limits.heat}; a version shows where, layer by module.`];
+    const open = view.heat === "grid" ? "" : " A click, or Enter, opens a version layer by module.";
+    const parts = [`Share of the elements that changed, in the newest ${kit.plural(known.length, "delta")}. The darker or, on a dark page, the brighter, the more.${open}`];
     if (unread.length) parts.push(`Not shown: ${unread.slice(-4).map(([v, one]) => `version ${v} (${plain(one.unread, 80)})`).join(", ")}${unread.length > 4 ? " and others" : ""}.`);
     heatNote.textContent = known.length || unread.length ? parts.join(" ") : "No delta has been read yet.";
   }
+  /* Limits of the eight levels: those of `weightcast show`, or finer ones where nearly all values lie close together. */
+  function limits(values) {
+    const known = values.flat().filter((v) => v > 0).sort((a, b) => a - b), low = known[Math.floor(known.length * 0.2)], high = known[Math.floor(known.length * 0.98)];
+    if (known.length < 8 || high / low > 20 || high / low < 1.05) return STEPS;
+    const made = STEPS.map((_, i) => Number((low * (high / low) ** (i / 6)).toPrecision(2)));
+    return new Set(made).size === made.length ? made : STEPS;
+  }
   function spec(rows, columns, values, x, title) {
-    return {title, untitled: true, rows, columns, values, steps: STEPS, format: kit.percent, x, y: {label: "part"}};
+    return {title, untitled: true, rows, columns, values, steps: limits(values), format: kit.percent, x, y: {label: "part"}};
   }
 
   function replicaRow(row) {
     const quiet = now() - row.heard > SILENT;
     const tone = row.error !== null ? "bad" : quiet || row.behind > MANY ? "warn" : "good";
     const behind = row.behind ? kit.plural(row.behind, "version") + " behind" : row.lag ? "up to date" : "at the head";
-    const words = row.error !== null ? "failing" : row.lag === null ? "unknown" : quiet ? `silent, ${kit.plural(Math.max(0, row.lag), "version")} behind` : behind;
+    const words = row.error !== null ? "failing" : row.lag === null ? "unknown" : quiet ? (row.lag > 0 ? `silent, ${kit.plural(row.lag, "version")} behind` : "silent") : behind;
     const heard = el("span", {class: quiet ? "warn" : null, "data-time": row.heard}, kit.ago(now() - row.heard));
     return [name(row.name, 60), kit.count(row.version), el("span", {class: "pill " + tone}, words), row.pause === null ? "" : kit.seconds(row.pause),
       row.seconds.length ? kit.seconds(row.seconds.reduce((sum, one) => sum + one[1], 0)) : "", row.ran === null ? "" : kit.count(row.ran), heard, row.error === null ? "" : el("span", {class: "error"}, name(row.error, 300))];
@@ -213,7 +221,7 @@
   function drawReplicas() {
     const replicas = state.parts.replicas;
     if (!replicas) return;
-    const columns = [{name: "replica"}, {name: "version", number: true}, {name: "state"}, {name: "pause", number: true}, {name: "last update", number: true},
+    const columns = [{name: "replica"}, {name: "version", number: true}, {name: "state", whole: true}, {name: "pause", number: true}, {name: "last update", number: true},
       {name: "command at", number: true}, {name: "heard", number: true}, {name: "error", whole: true}];
     const rows = replicas.rows.map(replicaRow);
     const used = columns.map((_, i) => i < 5 || i === 6 || rows.some((row) => row[i] !== ""));
@@ -258,7 +266,7 @@
       : endToEnd(row.spans.map((span) => [span[0], span[2]])).map((span) => (row.role === "trainer" ? span : {...span, begin: span.begin + wrote, end: span.end + wrote})));
     phases.update({title: `Phases of version ${chosen}`, untitled: true, note: byClock ? "By the clocks of those who did it." : "What each phase took; waiting is left out.",
       x: {label: byClock ? "since the first phase began" : "", format: kit.seconds}, rules: wrote && !byClock ? [{x: wrote, name: "committed"}] : [],
-      rows: one.rows.map((row) => ({name: `${row.role} ${plain(row.name, 40)} · ${kit.seconds(took(row))}`, spans: placed(row)}))});
+      rows: one.rows.map((row) => ({name: `${row.name.startsWith(row.role) ? "" : row.role + " "}${plain(row.name, 40)} · ${kit.seconds(took(row))}`, spans: placed(row)}))});
   }
   function drawArrivals() {
     const {source, rows: seen} = state.parts.arrivals || {rows: []};

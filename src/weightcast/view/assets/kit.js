@@ -46,6 +46,7 @@ const kit = (() => {
     return el("bdi", {title: shown === whole ? null : whole}, shown);
   }
 
+  const JOINED = "\u00a0";  // between a number and its unit no line breaks
   const finite = (x) => typeof x === "number" && Number.isFinite(x);
   function digits(x, most = 3) {
     if (!finite(x)) return "–";
@@ -58,22 +59,22 @@ const kit = (() => {
     if (!finite(x)) return "–";
     let at = 0;
     while (Math.abs(x) >= step * 0.9995 && at < units.length - 1) { x /= step; at += 1; }
-    return digits(x) + " " + units[at];
+    return digits(x) + JOINED + units[at];
   }
   const bytes = (x) => scaled(x, ["B", "kB", "MB", "GB", "TB", "PB"], 1000);
   function seconds(x) {
     if (!finite(x)) return "–";
     const a = Math.abs(x);
-    if (a === 0) return "0 s";
-    if (a < 1e-3) return digits(x * 1e6) + " µs";
-    if (a < 1) return digits(x * 1e3) + " ms";
-    if (a < 120) return digits(x) + " s";
-    if (a < 7200) return digits(x / 60, 2) + " min";
-    return a < 172800 ? digits(x / 3600, 2) + " h" : digits(x / 86400, 2) + " d";
+    if (a === 0) return "0" + JOINED + "s";
+    if (a < 1e-3) return digits(x * 1e6) + JOINED + "µs";
+    if (a < 1) return digits(x * 1e3) + JOINED + "ms";
+    if (a < 120) return digits(x) + JOINED + "s";
+    if (a < 7200) return digits(x / 60, 2) + JOINED + "min";
+    return a < 172800 ? digits(x / 3600, 2) + JOINED + "h" : digits(x / 86400, 2) + JOINED + "d";
   }
   function percent(x) {
     if (!finite(x)) return "–";
-    return x > 0 && x < 1e-6 ? "<0.0001 %" : digits(100 * x) + " %";
+    return x > 0 && x < 1e-6 ? "<0.0001 %" : digits(100 * x) + JOINED + "%";
   }
   const times = (x) => (finite(x) ? digits(x) + "×" : "–");
   const ago = (x) => (!finite(x) ? "–" : x < -2 ? "in " + seconds(-x) : x < 2 ? "just now" : seconds(x < 120 ? Math.round(x) : x) + " ago");
