@@ -16,6 +16,7 @@ from weightcast.channel.retention import Retention
 from weightcast.cli.console import EXIT_CODES_HELP, code_of
 
 PAGE = Page.of("operations.md")
+RESULTS = Page.of("benchmarks/RESULTS.md")
 ERRORS = PAGE.table("error")
 
 
@@ -37,8 +38,13 @@ def test_defaults_of_retention_are_those_of_the_code() -> None:
     assert PAGE.table("rule")[4][2] == f"{Retention().patience / 86400:.0f} days"
 
 
+def test_figures_of_the_disk_are_those_of_the_results() -> None:
+    figures = {figure for row in PAGE.table("what") for figure in re.findall(r"\d+\.\d\d", row[2])}
+    assert figures == set(re.findall(r"\d\.\d\d(?= \|)", RESULTS.section("Disk").text))
+
+
 def test_figures_of_memory_are_those_of_the_results() -> None:
-    measured = Page.of("benchmarks/RESULTS.md").section("Memory").text
+    measured = RESULTS.section("Memory").text
     rows = PAGE.table("role")
     assert len(rows) == 7
     for row in rows:
