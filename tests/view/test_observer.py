@@ -315,6 +315,8 @@ def test_phases_of_events_are_shown_by_version_and_name(tmp_path: Path) -> None:
         line(role=7),
         line(version="3"),
         line(version=True),
+        line(version=-1),
+        line(version=10**12),
         line(began=float("nan")),
         line(seconds=-1),
         line(seconds=10**400),
