@@ -70,6 +70,15 @@ def test_dashboard_says_its_address_serves_and_ends_at_a_signal(shared: World) -
     assert done.err == ""
 
 
+def test_address_that_others_reach_is_served_with_a_warning(shared: World) -> None:
+    command = [*COMMAND, "dashboard", str(shared.url), "--listen", "0.0.0.0:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("http://127.0.0.1:")
+        done = ended(child, signal.SIGINT)
+    assert "everybody who reaches 0.0.0.0" in done.err
+
+
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999", "127.0.0.1:", "host:٣"])
 def test_address_that_is_none_is_refused(shared: World, listen: str) -> None:
     assert "not an address" in refused(shared.url, USAGE, "dashboard", shared.url, "--listen", listen)

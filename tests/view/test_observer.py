@@ -23,7 +23,7 @@ from weightcast.store import open_store
 from weightcast.view.event_tail import EventTail
 from weightcast.view.journal import Journal
 from weightcast.view.objects import read_patch
-from weightcast.view.observer import HEAT, RECENT
+from weightcast.view.observer import HEAT, RECENT, Observer
 
 
 @pytest.fixture
@@ -305,6 +305,22 @@ def test_phases_of_events_are_shown_by_version_and_name(tmp_path: Path) -> None:
     assert [one["version"] for one in tail.as_json()] == [3, 4]
 
 
+def test_events_say_when_a_version_was_live(watched: Watched, tmp_path: Path) -> None:
+    chain, file = watched.chain, tmp_path / "events.jsonl"
+    committed, channel = chain.manifest(5).time, chain.channel.id
+    told = [
+        (name, phase, {"began": committed + after, "version": 5})
+        for name, phase, after in (("a", "apply", 1.0), ("b", "fetch", 0.1), ("b", "apply", 2.5), ("a", "apply", 60.0))
+    ]
+    file.write_bytes(b"".join(line(name=name, phase=phase, channel=channel, **when) for name, phase, when in told))
+    observer = Observer(lambda: chain, chain, EventTail(file))
+    while observer.look():
+        pass
+    arrivals = observer.journal.since()["parts"]["arrivals"]
+    observer.close()
+    assert arrivals == {"source": "events", "rows": [[5, 2, 1.5, 2.25, 3.0]]}, "the first time counts"
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -315,6 +331,8 @@ def test_phases_of_events_are_shown_by_version_and_name(tmp_path: Path) -> None:
         line(role=7),
         line(version="3"),
         line(version=True),
+        line(version=-1),
+        line(version=10**12),
         line(began=float("nan")),
         line(seconds=-1),
         line(seconds=10**400),
