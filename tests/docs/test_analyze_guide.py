@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from anatomies import DIRECT, MASTERS, publish, recorded
+from anatomies import DIRECT, MASTERS, publish
+from anatomy import recorded
 from cli_world import run
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/analyze.md"
