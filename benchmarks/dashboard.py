@@ -55,7 +55,17 @@ def main() -> None:
     few, many = (medians[n] for n in chosen.versions)
     ratios = {key: round(many[key] / few[key], 2) for key in few if few[key]}
     shown = {n: {key: round(value, 4) for key, value in one.items()} for n, one in medians.items()}
-    print(json.dumps({"replicas": chosen.replicas, "rounds": chosen.rounds, "medians": shown, "ratios": ratios}))
+    print(
+        json.dumps(
+            {
+                "chromium": browser.version,
+                "replicas": chosen.replicas,
+                "rounds": chosen.rounds,
+                "medians": shown,
+                "ratios": ratios,
+            }
+        )
+    )
 
 
 def measure(url: Path, browser: Browser) -> dict[str, float]:

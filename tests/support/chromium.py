@@ -57,6 +57,7 @@ class Browser:
 
     def __init__(self, driven: Playwright):
         self._driven = driven
+        self.version = driven.version
 
     @contextmanager
     def tab(self, url: str, *, size: tuple[int, int] = WIDE, dark: bool = False) -> Iterator[Tab]:

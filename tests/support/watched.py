@@ -82,24 +82,30 @@ def _copy(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def make_long(url: Path, versions: int, replicas: int) -> Watched:
     """A channel that looks as if it had so many versions and replicas."""
     made = make_watched(url, 1)
-    first = made.chain.manifest(1)
+    head = lengthen(made, versions)
+    (url / "replicas").mkdir(exist_ok=True)
+    for i in range(replicas):
+        beat = Heartbeat(f"replica-{i:03d}", head, time.time(), pause=0.004, seconds={"fetch": 0.1, "apply": 0.01})
+        (url / replica_key(beat.replica)).write_bytes(dump_record(beat))
+    return made
+
+
+def lengthen(made: Watched, versions: int) -> Position:
+    """Have it look as if it had so many versions, from its head on; the new head."""
+    url, first, before = made.url, made.chain.manifest(1), made.chain.head()
+    assert before is not None
+    head = before.position
     data = (url / first.objects[0].key).read_bytes()
     sha256, now = first.objects[0].sha256, time.time()
-    before, head = first.position, first.position
-    for version in range(2, versions + 1):
-        head = Position(version, hashlib.sha256(str(version).encode()).hexdigest())
+    for version in range(head.version + 1, versions + 1):
+        base, head = head, Position(version, hashlib.sha256(str(version).encode()).hexdigest())
         ref = ObjectRef(delta_key(head, sha256), len(data), sha256)
         (url / ref.key).write_bytes(data)
         when = now - 2 * (versions - version)
-        manifest = Manifest(first.channel, head, before, (ref,), first.codec, first.changed, version, when, "trainer")
+        manifest = Manifest(first.channel, head, base, (ref,), first.codec, first.changed, version, when, "trainer")
         (url / manifest_key(version)).write_bytes(dump_record(manifest))
-        before = head
     (url / HEAD).write_bytes(head_to_json(head))
-    (url / "replicas").mkdir(exist_ok=True)
-    for i in range(replicas):
-        beat = Heartbeat(f"replica-{i:03d}", head, now, pause=0.004, seconds={"fetch": 0.1, "apply": 0.01})
-        (url / replica_key(beat.replica)).write_bytes(dump_record(beat))
-    return made
+    return head
 
 
 def observed(url: Path) -> Observer:

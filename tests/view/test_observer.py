@@ -11,7 +11,7 @@ import pytest
 from cli_world import flip, tree
 from scripted_store import ScriptedStore
 from signed_channel import SignedChannel
-from watched import Watched, make_long, make_watched, observed, state_of, watcher
+from watched import Watched, lengthen, make_long, make_watched, observed, state_of, watcher
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -97,6 +97,7 @@ def test_arrival_is_the_time_from_commit_to_heartbeat_once_it_was_watched(watche
     watched.report("a", 4)
     observer = observed(watched.url)
     assert observer.journal.since()["parts"]["arrivals"] == {"source": "heartbeats", "rows": []}
+    assert observer.journal.since()["news"] == [], "who was there before has not joined"
     watched.report("a", 5)
     observer.look()
     ((version, count, least, median, most),) = observer.journal.since()["parts"]["arrivals"]["rows"]
@@ -122,6 +123,15 @@ def test_missing_and_short_objects_are_found_by_the_listing(watched: Watched) ->
     assert len(found) == 2
     assert "missing" in found[watched.chain.manifest(2).key] or "no such" in found[watched.chain.manifest(2).key]
     assert "bytes" in found[watched.chain.manifest(4).key]
+
+
+def test_short_object_of_an_older_version_is_found_without_reading_it(tmp_path: Path) -> None:
+    made = make_long(tmp_path / "channel", HEAT + 8, 0)
+    short = made.delta(3)
+    short.write_bytes(short.read_bytes()[:-5])
+    made.delta(4).unlink()
+    found = problems(state_of(made.url))
+    assert found.keys() == {made.chain.manifest(3).key, made.chain.manifest(4).key}
 
 
 @pytest.mark.parametrize("version", [3, 5])
@@ -174,6 +184,21 @@ def test_answer_and_requests_do_not_grow_with_the_number_of_versions(tmp_path: P
         assert len(rows_of(state, "heat")) == HEAT
     assert requests[0] == requests[1]
     assert sizes[1] < 1.2 * sizes[0] < 400_000
+
+
+def test_version_that_is_no_longer_recent_goes_into_a_group(tmp_path: Path) -> None:
+    made = make_long(tmp_path / "channel", RECENT + 2, 0)
+    observer = observed(made.url)
+    before = observer.journal.since()
+    lengthen(made, RECENT + 5)
+    while observer.look():
+        pass
+    new = observer.journal.since(before["epoch"], before["revision"])
+    observer.close()
+    assert list(rows_of(new, "versions")) == list(range(RECENT + 3, RECENT + 6))
+    assert new["rows"]["versions"]["oldest"] == 6
+    assert sum(group[2] for group in new["parts"]["groups"]) == 5
+    assert sorted(rows_of(observer.journal.since(), "versions")) == list(range(6, RECENT + 6))
 
 
 def test_only_what_is_new_is_told(watched: Watched) -> None:
@@ -290,6 +315,8 @@ def test_phases_of_events_are_shown_by_version_and_name(tmp_path: Path) -> None:
         line(role=7),
         line(version="3"),
         line(version=True),
+        line(version=-1),
+        line(version=10**12),
         line(began=float("nan")),
         line(seconds=-1),
         line(seconds=10**400),

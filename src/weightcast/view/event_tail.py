@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from weightcast.channel.keys import MAX_VERSION
 from weightcast.errors import UsageError
 from weightcast.events.event import FORMAT, PHASES, ROLES
 from weightcast.view.journal import short
@@ -64,7 +65,7 @@ class EventTail:
         version, began, seconds = fields.get("version"), _time(fields.get("began")), _time(fields.get("seconds"))
         if phase not in _WHAT or role not in _WHO or not isinstance(name, str | None) or type(version) is not int:
             return
-        if began is None or seconds is None:
+        if began is None or seconds is None or not 0 <= version <= MAX_VERSION:
             return
         rows = self._phases.setdefault(version, {})
         key = (role, short(name) or "")

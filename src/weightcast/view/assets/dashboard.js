@@ -121,13 +121,13 @@
 
   function drawTiles() {
     const head = newest(), {replicas, channel, writer, arrivals: seen} = state.parts;
-    if (!head) { tilesSlot.replaceChildren(kit.tiles([{label: "Head", value: "no version yet"}])); return; }
+    if (!head) { tilesSlot.replaceChildren(kit.tiles([{label: "Newest version", value: "none yet"}])); return; }
     const changes = deltas().slice(-20), bytes = middle(changes.map(([, row]) => row.bytes)), times = good().slice(-20).map(([, row]) => row.time);
     const gaps = times.slice(1).map((t, i) => t - times[i]).filter((t) => t >= 0);
     const counts = changes.map(([, row]) => row.changed / Math.max(channel.elements, 1));
     const step = head.step === null ? "" : `step ${kit.count(head.step)}, `;
     const list = [
-      {label: "Head", value: `version ${kit.count(head.version)}`, under: el("span", {}, step, kit.ago(now() - head.time), head.label ? [", ", name(head.label, 40)] : "")},
+      {label: "Newest version", value: kit.count(head.version), under: el("span", {}, step, kit.ago(now() - head.time), head.label ? [", ", name(head.label, 40)] : "")},
       {label: "A version", value: changes.length ? kit.bytes(bytes) : "–", under: changes.length ? `${kit.times(channel.bytes / bytes)} smaller than ${kit.bytes(channel.bytes)}` : "no delta yet"},
       {label: "Changed", value: changes.length ? kit.percent(middle(counts)) : "–", under: "of the elements, median of 20"},
       {label: "Every", value: gaps.length ? kit.seconds(middle(gaps)) : "–", under: writer ? el("span", {}, "by ", name(writer.name, 28)) : "between versions"},
@@ -212,7 +212,7 @@
   function replicaRow(row) {
     const quiet = now() - row.heard > SILENT;
     const tone = row.error !== null ? "bad" : quiet || row.behind > MANY ? "warn" : "good";
-    const behind = row.behind ? kit.plural(row.behind, "version") + " behind" : row.lag ? "up to date" : "at the head";
+    const behind = row.behind ? kit.plural(row.behind, "version") + " behind" : row.lag > 0 ? "up to date" : "at the head";
     const words = row.error !== null ? "failing" : row.lag === null ? "unknown" : quiet ? (row.lag > 0 ? `silent, ${kit.plural(row.lag, "version")} behind` : "silent") : behind;
     const heard = el("span", {class: quiet ? "warn" : null, "data-time": row.heard}, kit.ago(now() - row.heard));
     return [name(row.name, 60), kit.count(row.version), el("span", {class: "pill " + tone}, words), row.pause === null ? "" : kit.seconds(row.pause),
