@@ -11,7 +11,8 @@ from operator import add
 import ml_dtypes
 import numpy as np
 import pytest
-from anatomies import runs, steps_of
+from anatomies import runs
+from anatomy import steps_of
 from cases import Bag, one
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from anatomies import DIRECT, MASTERS, recorded, steps_of
+from anatomies import DIRECT, MASTERS
+from anatomy import recorded, steps_of
 from cases import one
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,8 @@ import itertools
 from pathlib import Path
 
 import pytest
-from anatomies import DIRECT, MASTERS, publish, recorded, runs, steps_of
+from anatomies import DIRECT, MASTERS, publish, runs
+from anatomy import recorded, steps_of
 from cases import Bag
 from hypothesis import given, settings
 

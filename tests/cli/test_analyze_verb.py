@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from anatomies import DIRECT, MASTERS, publish, recorded
+from anatomies import DIRECT, MASTERS, publish
+from anatomy import recorded
 from cli_world import CHANNEL, CHECKPOINT, USAGE, VERSIONS, World, facts, refused, run, text
 
 import weightcast as wc

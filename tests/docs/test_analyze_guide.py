@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from anatomies import DIRECT, MASTERS, publish, recorded
+from anatomies import DIRECT, MASTERS, publish
+from anatomy import recorded
 from guides import Page, play
 
 

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from cases import Bag
-from codec_sizes import SHIPPED, after_step, load_trace
+from codec_sizes import SHIPPED
 from hypothesis import strategies as st
 
 import weightcast as wc
-from weightcast.analysis.steps import Patched
-from weightcast.format.diff import diff
-from weightcast.format.patchfile import PatchReader, encode
-from weightcast.format.safetensors import BytesSource
 from weightcast.format.spec import DTYPES, TensorSpec
-from weightcast.format.tensors import Weights
 
 MASTERS, DIRECT = SHIPPED / "fp32-master-lr1e-6", SHIPPED / "pure-bf16-lr1e-6"
-
-
-def steps_of(states: Sequence[Weights]) -> Patched:
-    """Successive states as a base and the `plain` patches that lead on."""
-    data = [encode(diff(old, new), "plain") for old, new in itertools.pairwise(states)]
-    return Patched(states[0], [PatchReader(BytesSource(one)) for one in data])
-
-
-def recorded(trace: Path) -> list[wc.Arrays]:
-    """The states of a recorded training."""
-    weights, steps = load_trace(trace)
-    states = [weights]
-    for step in steps:
-        states.append(after_step(states[-1], step))
-    return states
 
 
 @st.composite

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from anatomies import MASTERS, publish, recorded
+from anatomies import MASTERS, publish
+from anatomy import recorded
 from chromium import PHONE, WIDE, Browser, violations
 from cli_world import run
 

@@ -12,7 +12,8 @@ from weightcast.analysis.cadence import Fleet, cadences
 from weightcast.analysis.channel_steps import last_versions, read_steps
 from weightcast.analysis.sizes import SQUASHED
 from weightcast.analysis.steps import Pair
-from weightcast.cli.anatomy import cadence_facts, facts_of, show
+from weightcast.cli.anatomy import show
+from weightcast.cli.anatomy_facts import cadence_facts, facts_of
 from weightcast.cli.channels import open_chain
 from weightcast.cli.console import computing, say, tell, writing_to
 from weightcast.cli.options import Scratch, Threads
