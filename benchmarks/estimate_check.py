@@ -187,14 +187,15 @@ def over_link(
     """What depends on a link, in seconds."""
     endpoint, bucket = os.environ["AWS_ENDPOINT_URL"], f"{make_bucket('estimate')}/{mbit:g}-{ms:g}"
     wc.init(bucket, states[1])
-    found: dict[str, dict[str, float]] = {}
     copied: dict[str, object] = {}
     with ExitStack() as opened:
         writer, reader = (opened.enter_context(link_to(endpoint, bucket, mbit, ms)) for _ in range(2))
-        asked = [latencies(writer, reader)]
-        for codec in NAMES:
-            found[codec] = least(synced(codec, writer, reader, held, states, options.threads))
-            asked.append(latencies(writer, reader))
+        asked, every = [latencies(writer, reader)], defaultdict[str, list[dict[str, float]]](list)
+        for _ in range(options.rounds):
+            for codec in NAMES:
+                every[codec] += synced(codec, writer, reader, held, states, options.threads)
+                asked.append(latencies(writer, reader))
+        found = {codec: least(some) for codec, some in every.items()}
         if (mbit, ms) in options.full:
             copied = full_copy(writer, reader, states[1], folder)
     put, get = (min(one[i] for one in asked) for i in range(2))
