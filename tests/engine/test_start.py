@@ -35,13 +35,12 @@ def test_mirror_that_was_written_since_the_process_began_is_read_again(mirror: P
         assert has_changed
 
 
-def test_mirror_that_nobody_wrote_is_not_read_again(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weightcast.engine.vllm.start.BEGAN", time.time() + 60)  # the files' own times say so
-    with settled(mirror, nothing) as has_changed:
+def test_mirror_that_nobody_wrote_is_not_read_again(mirror: Path) -> None:
+    with settled(mirror, nothing, began=time.time() + 60) as has_changed:
         assert not has_changed
 
 
-def test_files_that_are_moved_in_count_as_written(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_moved_in_count_as_written(mirror: Path) -> None:
     """As those of an anchor, which were downloaded before."""
     for path in mirror.glob("*.safetensors"):
         os.utime(path, (0, 0))

@@ -139,18 +139,26 @@ def serving(
     It listens on 127.0.0.1 and is killed at the end, whatever comes; also when this process is killed itself.
     """
     port = port or free_port()
+    command = _command(str(model_folder), port, tensor_parallel, backend, extra_args)
+    with running(command, _environment(ranks or tensor_parallel, env or {}), str(model_folder), port) as engine:
+        yield engine
+
+
+@contextmanager
+def running(command: Sequence[str], env: Mapping[str, str], model: str, port: int) -> Iterator[Engine]:
+    """What a command starts: a server for a model on a port, as `serving` has it."""
     with tempfile.TemporaryDirectory(prefix="weightcast-vllm-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                _command(str(model_folder), port, tensor_parallel, backend, extra_args),
-                env=_environment(Path(folder), ranks or tensor_parallel, env or {}),
+                command,
+                env={**env, "TMPDIR": folder},  # vLLM's sockets, which nobody removes after a kill
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        engine = Engine(f"http://127.0.0.1:{port}", str(model_folder), log, process)
+        engine = Engine(f"http://127.0.0.1:{port}", model, log, process)
         with _guard(process.pid):
             try:
                 _wait_for(engine)
@@ -171,7 +179,7 @@ def _command(model: str, port: int, tensor_parallel: int, backend: str | None, e
     return [*command, *transfer, *extra_args]
 
 
-def _environment(folder: Path, ranks: int, more: Mapping[str, str]) -> dict[str, str]:
+def _environment(ranks: int, more: Mapping[str, str]) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "PYTEST_"))}
     return {
         **inherited,
@@ -181,7 +189,6 @@ def _environment(folder: Path, ranks: int, more: Mapping[str, str]) -> dict[str,
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
         # The sampler is compiled even with --enforce-eager: 19 s in the first request on a fresh machine.
         "TORCH_COMPILE_DISABLE": "1",
-        "TMPDIR": str(folder),  # vLLM's sockets, which nobody removes after a kill
         "VLLM_CPU_OMP_THREADS_BIND": _cores(ranks),
         "VLLM_NO_USAGE_STATS": "1",
         "WEIGHTCAST_RUNTIME_DIR": runtime_folder(),

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from weightcast.channel import policy as policies
 from weightcast.channel.policy import Policy
 from weightcast.cli.attach_reload import Opening, attach_reload, engine_that_reloads
+from weightcast.cli.attaching import bring_once, follow
 from weightcast.cli.channels import version_named
-from weightcast.cli.console import say, tell
 from weightcast.cli.engines import engine_named
 from weightcast.cli.event_file import event_sinks
-from weightcast.cli.following import Outage, print_end, print_event, print_warning
+from weightcast.cli.following import print_event
 from weightcast.cli.listening import Listener
 from weightcast.cli.options import NAMES, AllowRollback, Events, Every, MaxAge, Near, Sign, TrustedKey, Url
 from weightcast.cli.trusting import open_trusted, refuse_default_mirror, trust_of
 from weightcast.engine.agent import Agent
 from weightcast.engine.update import EngineUpdate
-from weightcast.errors import MisfitError, UsageError, VersionError, WeightcastError
+from weightcast.errors import UsageError
 from weightcast.follow.heartbeat_sender import default_replica
 from weightcast.follow.mirror_folder import default_mirror
-
-_FATAL = (UsageError, VersionError, MisfitError)
-"""Errors that trying again does not cure."""
 
 _NONE = Path("none")
 """A folder of that name is named by its absolute path."""
@@ -154,7 +151,7 @@ def attach(
             )
         )
         if once:
-            _bring_once(agent)
+            bring_once(agent, _print)
             return
         watch = listener.serve(agent, opened) if listener else None
         where = None if folder is None else str(folder)
@@ -162,42 +159,7 @@ def attach(
         with_mirror = "without a mirror" if where is None else f"with a mirror in {where}"
         line = f"following {chain.store.url} for {reached.url}, {with_mirror}, as {name}"
         print_event("begin", line, **fields)
-        with suppress(KeyboardInterrupt):
-            _follow(agent, watch, every)
-        print_end(agent.position.version if agent.position else None)
-
-
-def _bring_once(agent: Agent) -> None:
-    update = agent.step()
-    if update is not None:
-        _print(update)
-    else:
-        version = agent.position.version if agent.position else None
-        tell({"event": "there", "version": version})
-        say(f"the engine is at version {version} already")
-    if agent.short is not None:
-        print_warning(agent.short)
-
-
-def _follow(agent: Agent, watch: Any, every: float) -> None:
-    outage = Outage(_FATAL)
-
-    def failed(error: WeightcastError) -> None:
-        outage.failed(error)
-        if watch is not None:
-            watch.failed()
-
-    said = False
-    for update in agent.rounds(every, failed):
-        outage.round_ended()
-        if update is None and agent.position is not None and not said:
-            version = agent.position.version
-            print_event("there", f"version {version:<6} is live already", version=version)
-        said = said or agent.position is not None
-        if update is not None:
-            if watch is not None:
-                watch.updated(update)
-            _print(update)
+        follow(agent, watch, every, _print)
 
 
 def _print(update: EngineUpdate) -> None:

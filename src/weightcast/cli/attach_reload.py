@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from weightcast.channel import policy as policies
 from weightcast.channel.policy import Policy
 from weightcast.channel.trust import Trust
+from weightcast.cli.attaching import bring_once, follow
 from weightcast.cli.channels import version_named
-from weightcast.cli.console import say, tell, uninterrupted
+from weightcast.cli.console import uninterrupted
 from weightcast.cli.engines import read_secret
 from weightcast.cli.event_file import event_sinks
-from weightcast.cli.following import Outage, print_end, print_event, print_warning
+from weightcast.cli.following import print_event
 from weightcast.cli.listening import Listener
 from weightcast.cli.settings import settings
 from weightcast.cli.trusting import open_trusted
@@ -24,16 +25,12 @@ from weightcast.engine.reload.agent import ReloadAgent, Reloaded
 from weightcast.engine.reload.command import CommandEngine
 from weightcast.engine.reload.engine import ReloadEngine
 from weightcast.engine.reload.sglang import SGLangEngine
-from weightcast.errors import UsageError, VersionError, WeightcastError
+from weightcast.errors import UsageError
 from weightcast.follow.heartbeat_sender import default_replica
 from weightcast.follow.mirror_folder import default_mirror
 
 if TYPE_CHECKING:
-    from weightcast.engine.endpoint import Watch
     from weightcast.events.event import Sink
-
-_FATAL = (UsageError, VersionError)
-"""Errors that trying again does not cure."""
 
 
 def engine_that_reloads(
@@ -96,44 +93,14 @@ def attach_reload(
         sinks = event_sinks(opening.events, opened) + ([listener.metrics] if listener else [])
         agent = opened.enter_context(opening.agent(engine, sinks))
         if once:
-            _bring_once(agent)
+            bring_once(agent, _print)
             return
         watch = listener.serve(agent, opened) if listener else None
         url, folder = agent.subscriber.chain.store.url, agent.subscriber.mirror.folder
         fields = {"channel": url, "engine": engine.url, "mirror": str(folder), "replica": agent.replica}
         line = f"following {url} for {engine.url}, with a mirror in {folder}, as {agent.replica}"
         print_event("begin", line, **fields)
-        with suppress(KeyboardInterrupt):
-            _follow(agent, watch, every)
-        print_end(agent.position.version if agent.position else None)
-
-
-def _bring_once(agent: ReloadAgent) -> None:
-    update = agent.step()
-    if update is not None:
-        _print(update)
-    else:
-        version = agent.position.version if agent.position else None
-        tell({"event": "there", "version": version})
-        say(f"the engine is at version {version} already")
-    if agent.short is not None:
-        print_warning(agent.short)
-
-
-def _follow(agent: ReloadAgent, watch: Watch | None, every: float) -> None:
-    outage = Outage(_FATAL)
-
-    def failed(error: WeightcastError) -> None:
-        outage.failed(error)
-        if watch is not None:
-            watch.failed()
-
-    for update in agent.rounds(every, failed):
-        outage.round_ended()
-        if update is not None:
-            if watch is not None:
-                watch.updated(update)
-            _print(update)
+        follow(agent, watch, every, _print)
 
 
 def _print(update: Reloaded) -> None:

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from weightcast.channel.keys import Position
 from weightcast.channel.policy import NEWEST, Pinned, Policy
@@ -35,6 +34,7 @@ from weightcast.engine.mirrored import Mirrored
 from weightcast.engine.plan import plan_update
 from weightcast.engine.ready import Ready
 from weightcast.engine.recognise import recognise
+from weightcast.engine.rounds import EngineAgent
 from weightcast.engine.state import EngineState, state_of
 from weightcast.engine.update import PAUSED, EngineUpdate
 from weightcast.errors import (
@@ -48,7 +48,6 @@ from weightcast.errors import (
 from weightcast.events.emitter import Emitter, OnEvent
 from weightcast.events.phases import Phases, Span
 from weightcast.follow.heartbeat_sender import HeartbeatSender, default_replica, error_text
-from weightcast.follow.loop import OnError, rounds
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.replica import Staged
 from weightcast.follow.subscriber import Subscriber
@@ -58,16 +57,13 @@ from weightcast.store import open_store
 from weightcast.store.backoff import CLOCK, Clock
 from weightcast.store.base import Store
 
-_LONGEST = 30.0
-"""Seconds between two attempts at most: an engine that restarts serves old weights until the agent reaches it."""
-
 _FROM_AN_ANCHOR = "Restart it from a version of the channel, such as `weightcast pull URL FOLDER` makes."
 _WITH_A_MIRROR = "Restart the engine from a newer version of the channel, or attach it with a mirror: --mirror FOLDER."
 
 _log = logging.getLogger("weightcast")
 
 
-class Agent:
+class Agent(EngineAgent[EngineUpdate]):
     """Keeps one engine at a channel's versions, with a mirror on the engine's host."""
 
     def __init__(
@@ -100,17 +96,12 @@ class Agent:
         With ``trust``, the root's public key, everything must be signed; the mirror records it (`Subscriber`).
         ``sign`` names the private key that signs the agent's heartbeats.
         """
+        super().__init__(clock)
         self.engine = engine
-        self.position: Position | None = None
-        """The engine's, as far as the agent knows."""
         self.unproven: tuple[str, ...] = ()
         """Tensors whose live bits cannot be read back."""
         self.last: EngineUpdate | None = None
-        self.trouble: WeightcastError | None = None
-        """The error of the last round of `follow`, if it had one."""
-        self.short: WeightcastError | None = None
-        """Why the last round went to an older version than the policy wants, or why the mirror cannot follow."""
-        self._policy, self._prove, self._clear_cache, self._clock = policy, prove, clear_cache, clock
+        self._policy, self._prove, self._clear_cache = policy, prove, clear_cache
         self._allow_partial = allow_partial
         self._name = replica or default_replica(Path(mirror) if mirror is not None else None)
         self._phases = Phases(clock)
@@ -123,7 +114,6 @@ class Agent:
         self._state: EngineState | None = None
         self._verified: tuple[str, ...] = ()
         """The worker processes whose reported position is believed; only with ``prove``."""
-        self._stopped = threading.Event()
         self._beating = threading.Lock()
         self._keep_alive = KeepAlive(engine.renew, self._beat)
         store = open_store(channel)
@@ -388,36 +378,7 @@ class Agent:
             began += seconds
         self._emitter.emit(channel, target.version, target.digest, spans, role="engine")
 
-    # -- follow ------------------------------------------------------------------------------------------------------
-
-    def follow(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[EngineUpdate]:
-        """Step until `stop`, and yield each update. An error ends it, unless ``on_error`` is given and returns.
-
-        ``on_error`` also gets the reason if the newest version cannot be reached and the engine follows an older one,
-        or if the engine follows and the mirror cannot.
-        """
-        return (update for update in self.rounds(every, on_error) if update is not None)
-
-    def rounds(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[EngineUpdate | None]:
-        """As `follow`, and yield None for a round that failed or found nothing."""
-
-        def report(error: WeightcastError | None) -> None:
-            if error is not None and on_error is not None:
-                on_error(error)
-            self.trouble = error
-            self._beat()
-
-        def step() -> EngineUpdate | None:
-            update = self.step()
-            report(self.short)
-            return update
-
-        handler = None if on_error is None else report
-        return rounds(step, every=every, stopped=self._stopped, on_error=handler, clock=self._clock, longest=_LONGEST)
-
-    def stop(self) -> None:
-        """End `follow`, from any thread."""
-        self._stopped.set()
+    # -- heartbeats, close --------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         """Send a heartbeat if one is due."""
@@ -461,12 +422,6 @@ class Agent:
             return  # another agent looks after it, or there is nothing to look after
         except EngineError as error:
             _log.warning("%s may be left paused: %s. %s", url, error.problem, remedy)
-
-    def __enter__(self) -> Agent:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _nothing_is_left_over(staged: StagedCoded, names: frozenset[str]) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from weightcast.channel.keys import Position
@@ -23,19 +22,16 @@ from weightcast.channel.policy import NEWEST, Every, Pinned, Policy
 from weightcast.channel.trust import Trust
 from weightcast.engine.reload.engine import ReloadEngine
 from weightcast.engine.reload.record import LoadRecord
+from weightcast.engine.rounds import EngineAgent
 from weightcast.errors import ChannelError, EngineError, EngineGoneError, FormatError, StoreError, WeightcastError
 from weightcast.events.emitter import Emitter, OnEvent
 from weightcast.events.phases import Phases
 from weightcast.follow.heartbeat_sender import HeartbeatSender, error_text
-from weightcast.follow.loop import OnError, rounds
 from weightcast.follow.mirror_folder import MirrorFolder
 from weightcast.follow.subscriber import Subscriber
 from weightcast.follow.update import Update
 from weightcast.store.backoff import CLOCK, Clock
 from weightcast.store.base import Store
-
-_LONGEST = 30.0
-"""Seconds between two attempts at most: an engine that restarts serves old weights until the agent reaches it."""
 
 _BEAT = 10.0
 """Seconds between two looks whether a heartbeat is due during a load."""
@@ -84,7 +80,7 @@ class Reloaded:
         }
 
 
-class ReloadAgent:
+class ReloadAgent(EngineAgent[Reloaded]):
     """Keeps one engine that loads folders at a channel's versions, through a mirror that the engine can read."""
 
     def __init__(
@@ -104,6 +100,7 @@ class ReloadAgent:
 
         ``on_event`` gets an `Event` for each phase of a version: a `Sink`, or several.
         """
+        super().__init__(clock)
         self.engine = engine
         # Nothing but a load needs the files, and after one that has no end they must not change: no fold at the end.
         self._emitter = Emitter(on_event, "agent", replica)
@@ -111,17 +108,11 @@ class ReloadAgent:
         self.subscriber = Subscriber(
             channel, mirror, policy=policy, fold=False, clock=clock, on_event=beside, trust=trust, sign=sign
         )
-        self.position: Position | None = None
-        """The engine's, as far as the agent knows."""
         self.unproven: None = None
         """It is not known which tensors are live as the version has them: nothing is read back."""
         self.last: Reloaded | None = None
-        self.trouble: WeightcastError | None = None
-        """The error of the last round of `follow`, if it had one."""
-        self.short: WeightcastError | None = None
-        """Why the last round went to an older version than the policy wants, if it did."""
         self.replica = replica
-        self._policy, self._clock = policy, clock
+        self._policy = policy
         self._folder = Path(mirror)
         place = MirrorFolder(self._folder)
         self._record = LoadRecord(self._folder, engine.url)
@@ -129,7 +120,6 @@ class ReloadAgent:
         self._heartbeats = HeartbeatSender(replica, place.instance, clock) if replica else None
         self._phases = Phases(clock)
         """Of the round that runs now, or ran last."""
-        self._stopped = threading.Event()
 
     @property
     def lag(self) -> int | None:
@@ -228,36 +218,6 @@ class ReloadAgent:
             return self.subscriber.chain.manifest(position.version).step
         return None
 
-    # -- follow ------------------------------------------------------------------------------------------------------
-
-    def follow(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[Reloaded]:
-        """Step until `stop`, and yield each update. An error ends it, unless ``on_error`` is given and returns.
-
-        ``on_error`` also gets the reason if the newest version cannot be reached and the engine follows an older one.
-        """
-        return (update for update in self.rounds(every, on_error) if update is not None)
-
-    def rounds(self, every: float = 1.0, on_error: OnError | None = None) -> Iterator[Reloaded | None]:
-        """As `follow`, and yield None for a round that failed or found nothing."""
-
-        def report(error: WeightcastError | None) -> None:
-            if error is not None and on_error is not None:
-                on_error(error)
-            self.trouble = error
-            self._beat()
-
-        def step() -> Reloaded | None:
-            update = self.step()
-            report(self.short)
-            return update
-
-        handler = None if on_error is None else report
-        return rounds(step, every=every, stopped=self._stopped, on_error=handler, clock=self._clock, longest=_LONGEST)
-
-    def stop(self) -> None:
-        """End `follow`, from any thread."""
-        self._stopped.set()
-
     # -- heartbeats --------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
@@ -306,9 +266,3 @@ class ReloadAgent:
                 self._heartbeats.withdraw(self.subscriber.chain)
         finally:
             self.subscriber.close()
-
-    def __enter__(self) -> ReloadAgent:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

@@ -49,7 +49,8 @@ class ServerHost:
             client = self._client  # another client's pause may still be draining
             await client.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
             prefixes = client.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-            return (await asyncio.gather(prefixes, client.reset_encoder_cache()))[0]
+            is_cleared, _ = await asyncio.gather(prefixes, client.reset_encoder_cache())
+            return bool(is_cleared)
 
         if not self._call(clear):
             raise EngineError("vLLM cannot clear its prefix cache", url=self._url)

@@ -15,7 +15,7 @@ _SLACK = 2.0
 
 
 @contextmanager
-def settled(folder: Path, barrier: Callable[[], None]) -> Iterator[bool]:
+def settled(folder: Path, barrier: Callable[[], None], began: float = BEGAN) -> Iterator[bool]:
     """Whether the engine has to load the folder once more: it is a mirror, and was written since this process began.
 
     Its files do not change meanwhile: a fold is waited for, and a next one waits. ``barrier`` is where all workers wait
@@ -26,7 +26,7 @@ def settled(folder: Path, barrier: Callable[[], None]) -> Iterator[bool]:
         yield False
         return
     with place.shared(), Checkpoint(folder):
-        yield any(_changed(path) > BEGAN - _SLACK for path in folder.glob("*.safetensors"))
+        yield any(_changed(path) > began - _SLACK for path in folder.glob("*.safetensors"))
         barrier()
 
 
