@@ -45,6 +45,12 @@ def test_two_checkpoints_are_analyzed_without_a_channel(shared: World) -> None:
     assert "how to cut" not in text("analyze", old, new)
 
 
+@pytest.mark.parametrize("option", ["--last", "--replicas", "--joins"])
+def test_options_for_channels_are_refused_with_two_checkpoints(shared: World, tmp_path: Path, option: str) -> None:
+    both = shared.checkpoints[2], shared.checkpoints[3]
+    assert "not for two checkpoints" in refused(tmp_path, USAGE, "analyze", *both, option, 1)
+
+
 def test_flips_by_layer_are_drawn_as_show_draws_them(shared: World) -> None:
     compared = text("show", shared.url, VERSIONS - 1).splitlines()
     drawn = text("analyze", shared.url, "--last", 1).splitlines()

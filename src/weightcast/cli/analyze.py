@@ -20,11 +20,14 @@ from weightcast.cli.options import Scratch, Threads
 from weightcast.cli.outputs import Force, check_output, scratch_folder
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.durable import Report, replacing
+from weightcast.errors import UsageError
 from weightcast.format.diff import refuse_other_table
 from weightcast.format.workers import Workers
 
 _MOST = 256
 """Versions at most: each takes its patch on disk, and of one tensor in memory."""
+
+_LAST, _FLEET = 16, Fleet()
 
 
 def analyze(
@@ -35,12 +38,24 @@ def analyze(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="PAGE", help="Also write a page of plots, one HTML file.")
     ] = None,
-    last: Annotated[int, typer.Option(min=1, max=_MOST, help="How many of the newest versions to look at.")] = 16,
-    replicas: Annotated[int, typer.Option(min=0, help="For the estimate: replicas that follow the channel.")] = 8,
+    last: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MOST, show_default=str(_LAST), help="How many of the newest versions to look at."),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=0, show_default=str(_FLEET.replicas), help="For the estimate: replicas that follow the channel."
+        ),
+    ] = None,
     joins: Annotated[
-        float,
-        typer.Option(min=0, help="For the estimate: how often each joins anew, and comes back, in 100 versions."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0,
+            show_default=str(_FLEET.joins),
+            help="For the estimate: how often each joins anew, and comes back, in 100 versions.",
+        ),
+    ] = None,
     force: Force = False,
     scratch: Scratch = None,
     threads: Threads = None,
@@ -52,10 +67,14 @@ def analyze(
     """
     if output is not None:
         check_output(output, force, [Path(source), *([new] if new else [])])
+    if new is not None and not (last is replicas is joins is None):
+        hint = "Leave it out, or name a channel."
+        raise UsageError("--last, --replicas and --joins are for channels, not for two checkpoints", hint=hint)
     with computing(threads) as (workers, progress):
         if new is None:
+            fleet = Fleet(_FLEET.replicas if replicas is None else replicas, _FLEET.joins if joins is None else joins)
             with scratch_folder(scratch) as folder:
-                values, found = _of_channel(source, last, Fleet(replicas, joins), folder, workers, progress)
+                values, found = _of_channel(source, last or _LAST, fleet, folder, workers, progress)
         else:
             values, found = _of_checkpoints(Path(source), new, workers, progress)
     tell(values)
