@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from chromium import PHONE, WIDE, Browser, violations
 from cli_world import flip, run
-from watched import LAYERS, Watched, make_long, make_watched, watching
+from watched import LAYERS, Watched, make_long, make_watched, state_of, watching
 
 from weightcast.view.dashboard import Dashboard
+from weightcast.view.journal import Journal
 
 DRAWN = "document.querySelector('#heat figure:not([hidden]) svg path') !== null"
 """The last of what is read is there: what versions changed."""
@@ -115,6 +116,31 @@ def test_bucket_that_is_away_is_said_and_the_last_state_stays(
         tab.until("document.querySelector('.notices').innerText === ''")
         assert "live" in tab.text(".top")
     assert tab.problems == []
+
+
+def test_bucket_that_does_not_answer_for_long_is_said(watched: Watched, browser: Browser) -> None:
+    now = [1_800_000_000.0]
+    journal = Journal(lambda: now[0])
+    copy_parts(watched.url, journal)
+    journal.looked()
+    now[0] += 31
+    server = Dashboard(journal, "127.0.0.1", 0)
+    try:
+        with browser.tab(server.url) as tab:
+            tab.until(
+                "document.querySelector('.notices').innerText.includes('has not answered since 2027-01-15 08:00')"
+            )
+            now[0] += 1
+            journal.looked()
+            tab.until("document.querySelector('.notices').innerText === ''")
+    finally:
+        server.close()
+
+
+def copy_parts(url: Path, journal: Journal) -> None:
+    """What is seen of a channel, in a journal of another clock."""
+    for name, value in state_of(url)["parts"].items():
+        journal.put(name, value)
 
 
 def test_channel_that_was_reset_is_shown_anew(

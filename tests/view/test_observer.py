@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_world import flip, tree
+from cli_world import flip, run, tree
 from scripted_store import ScriptedStore
 from signed_channel import SignedChannel
 from watched import Watched, lengthen, make_long, make_watched, observed, state_of, watcher
@@ -104,6 +104,21 @@ def test_arrival_is_the_time_from_commit_to_heartbeat_once_it_was_watched(watche
     observer.close()
     assert (version, count) == (5, 1)
     assert 0 <= least == median == most < 600
+
+
+def test_squashes_and_anchors_are_shown_and_new_ones_are_news(tmp_path: Path) -> None:
+    watched = make_watched(tmp_path / "channel", 9)
+    observer = observed(watched.url)
+    assert run("squash", watched.url, "--anchor").code == 0
+    watched.publish()
+    while observer.look():
+        pass
+    state = observer.journal.since()
+    observer.close()
+    ((base, result, nbytes),) = state["parts"]["squashes"]
+    assert (base, result, nbytes) == (0, 8, next((watched.url / "squashes").iterdir()).stat().st_size)
+    assert [anchor[0] for anchor in state["parts"]["anchors"]] == [0, 9]
+    assert [item["text"] for item in state["news"]] == ["a new squash of versions 0 to 8", "a new anchor at 9"]
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

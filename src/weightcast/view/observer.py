@@ -14,16 +14,15 @@ from itertools import islice
 from typing import Any
 
 from weightcast.channel.chain import Chain
-from weightcast.channel.edge import Edge
-from weightcast.channel.keys import DELTAS, manifest_key
+from weightcast.channel.keys import manifest_key
 from weightcast.channel.lease import lease
 from weightcast.channel.records import Manifest
 from weightcast.errors import ChannelError, FormatError, MissingError, TrustError, WeightcastError
 from weightcast.store.backoff import CLOCK, Clock
-from weightcast.upkeep.findings import check_anchor, check_manifest
 from weightcast.view.event_tail import EventTail
 from weightcast.view.heat import Axes
 from weightcast.view.journal import Journal, short
+from weightcast.view.listings import Listings
 from weightcast.view.objects import Read, read_patch
 from weightcast.view.replica_watch import ReplicaWatch
 
@@ -39,10 +38,6 @@ _MOST_OBJECTS = 1024
 _AT_ONCE = 8
 _RELIST = 30.0
 """Seconds after which everything is listed again, though no version came."""
-_GROUPS = 256
-_EDGES = 400
-"""Squashes, and anchors, that are shown."""
-_CHECKED_ANCHORS = 4
 
 
 class Observer:
@@ -69,10 +64,8 @@ class Observer:
         self._manifests: dict[int, Manifest | None] = {}
         self._damaged, self._damaged_head = dict[str, str](), dict[str, str]()
         self._reads: dict[int, Read] = {}
-        self._groups: dict[int, list[int]] | None = None
-        self._width = 1
-        self._listed_at, self._wrong_sizes = 0.0, dict[str, str]()
-        self._anchors: dict[str, dict[str, str]] = {}
+        self._listed_at = 0.0
+        self._listings = Listings(chain, self.journal)
         self._told: set[str] = set()
         self._replicas = ReplicaWatch(self.journal)
         table = chain.channel.table
@@ -117,12 +110,13 @@ class Observer:
         if head is not None:
             newest = head.position.version
             if newest != before or self._clock.now() - self._listed_at > _RELIST:
+                self._forget_damaged()
                 self._read_manifests(newest)
-                self._list(newest)
-            # Not in the first look, after which a page can be drawn.
-            if before >= 0 and (self._groups is None or len(self._groups) > 2 * _GROUPS):
-                self._list_older(newest)
-            backlog = self._read_manifests(newest) | self._read_patches(newest) | (self._groups is None)
+                self._listings.look(_oldest(newest), self._manifests)
+                self._listed_at = self._clock.now()
+            if before >= 0:  # not in the first look, after which a page can be drawn
+                self._listings.look_at_older(_oldest(newest))
+            backlog = self._read_manifests(newest) | self._read_patches(newest) | self._listings.lacks_older
             self._write_findings()
         self._replicas.look(self._chain, self._pool, head.position.version if head else None, self._manifests.get)
         arrivals, source = self._replicas.arrivals(), "heartbeats"
@@ -184,7 +178,7 @@ class Observer:
 
     def _read_manifests(self, newest: int) -> bool:
         """Read some that are not known yet, the newest first; whether there are more."""
-        oldest = max(0, newest - RECENT + 1)
+        oldest = _oldest(newest)
         unknown = [version for version in range(newest, oldest - 1, -1) if version not in self._manifests]
         for version, manifest in zip(
             unknown[:_MANIFESTS], self._pool.map(self._manifest, unknown[:_MANIFESTS]), strict=True
@@ -193,48 +187,9 @@ class Observer:
             self._manifests[version] = manifest and replace(manifest, objects=manifest.objects[:_MOST_OBJECTS])
             self.journal.put_row("versions", version, _row(manifest))
         for version in [version for version in self._manifests if version < oldest]:
-            self._into_group(version, self._manifests.pop(version))
+            self._listings.add_older(self._manifests.pop(version))
         self.journal.keep_rows("versions", oldest)
         return len(unknown) > _MANIFESTS
-
-    def _into_group(self, version: int, manifest: Manifest | None) -> None:
-        if self._groups is not None and manifest is not None and manifest.base is not None:
-            _add(self._groups, version // self._width, version, manifest.nbytes)
-            self._write_groups()
-
-    def _write_groups(self) -> None:
-        self.journal.put("groups", [list(group) for _, group in sorted((self._groups or {}).items())])
-
-    # -- listings ------------------------------------------------------------------------------------------------------
-
-    def _list(self, newest: int) -> None:
-        """What listings say: sizes of deltas, squashes and anchors."""
-        self._listed_at = self._clock.now()
-        self._forget_damaged()
-        oldest = max(0, newest - RECENT + 1)
-        sizes: dict[str, int] = {}
-        for _, objects in self._chain.deltas(f"{DELTAS}{oldest:012d}"):
-            sizes.update((one.key, one.size) for one in objects)
-        committed = set(self._chain.versions(oldest - 1))
-        self._wrong_sizes = {
-            finding.key: finding.problem
-            for version, manifest in self._manifests.items()
-            if manifest is not None and manifest.base is not None and version in committed
-            for finding in check_manifest(manifest, sizes)
-        }
-        squashes = [edge for edge in self._chain.squash_edges(0) if self._chain.accepts(edge)]
-        shown = sorted(squashes, key=lambda edge: edge.result)[-_EDGES:]
-        self._news_of("squash", shown)
-        self.journal.put("squashes", [[edge.base, edge.result, edge.nbytes] for edge in shown])
-        self._list_anchors()
-
-    def _list_older(self, newest: int) -> None:
-        """What a listing says of the versions that are not shown one by one."""
-        oldest = max(0, newest - RECENT + 1)
-        self._width, self._groups = max(1, -(-(newest + 1) // _GROUPS)), {}
-        for edge in self._chain.delta_edges(0, oldest - 1) if oldest else ():
-            _add(self._groups, edge.result // self._width, edge.result, edge.nbytes)
-        self._write_groups()
 
     def _forget_damaged(self) -> None:
         """Read what was damaged again: it may have been repaired."""
@@ -243,27 +198,6 @@ class Observer:
         for version in [version for version in self._manifests if manifest_key(version) in self._damaged]:
             del self._manifests[version]
         self._damaged.clear()
-
-    def _list_anchors(self) -> None:
-        folders = [(edge, files) for edge, files in self._chain.anchor_folders()]
-        complete = [(edge, files) for edge, files in folders if any(one.key == edge.record for one in files)]
-        complete = sorted(complete, key=lambda one: one[0].result)[-_EDGES:]
-        for edge, files in complete[-_CHECKED_ANCHORS:]:
-            sizes = {one.key: one.size for one in files}
-            if edge.key not in self._anchors or self._anchors[edge.key]:
-                found = check_anchor(self._chain, edge, sizes, self._manifests.get(edge.result))
-                self._anchors[edge.key] = {finding.key: finding.problem for finding in islice(found, 8)}
-        self._news_of("anchor", [edge for edge, _ in complete])
-        anchors = [[edge.result, edge.nbytes, edge.kind == "reference"] for edge, _ in complete]
-        self.journal.put("anchors", anchors)
-
-    def _news_of(self, kind: str, edges: list[Edge]) -> None:
-        for edge in edges:
-            if edge.key not in self._told and kind in self._told:
-                since = f" of versions {edge.base} to {edge.result}" if edge.base is not None else f" at {edge.result}"
-                self.journal.tell("", f"a new {kind}{since}")
-            self._told.add(edge.key)
-        self._told.add(kind)
 
     # -- patches -------------------------------------------------------------------------------------------------------
 
@@ -317,19 +251,14 @@ class Observer:
         """What is wrong, by key."""
         yield from self._damaged_head.items()
         yield from self._damaged.items()
-        yield from self._wrong_sizes.items()
-        for anchor in self._anchors.values():
-            yield from anchor.items()
+        yield from self._listings.findings()
         for read in self._reads.values():
             yield from read.problems
 
 
-def _add(groups: dict[int, list[int]], at: int, version: int, nbytes: int) -> None:
-    """Count a version in a group: first and last version, how many, bytes in all, the least and the most."""
-    group = groups.setdefault(at, [version, version, 0, 0, nbytes, nbytes])
-    group[0], group[1] = min(group[0], version), max(group[1], version)
-    group[2], group[3] = group[2] + 1, group[3] + nbytes
-    group[4], group[5] = min(group[4], nbytes), max(group[5], nbytes)
+def _oldest(newest: int) -> int:
+    """The oldest version that is shown by itself."""
+    return max(0, newest - RECENT + 1)
 
 
 def _row(manifest: Manifest | None) -> dict[str, Any] | None:

@@ -161,6 +161,7 @@
   }
   function drawShares() {
     const {channel, groups = []} = state.parts, from = first(), inside = deltas().filter(([v]) => v >= from);
+    for (const id of ["ratio", "changed"]) byId(id).hidden = !inside.length;
     const old = groups.filter((g) => g[1] >= from);
     const series = [{name: "ratio", colour: 2, mark: inside.length < 60 ? "both" : "line", points: inside.map(([v, row]) => [v, channel.bytes / Math.max(row.bytes, 1)])}];
     if (old.length) series.push({name: "older, mean", colour: 5, mark: "line", points: old.map((g) => [Math.round((g[0] + g[1]) / 2), channel.bytes / Math.max(g[3] / g[2], 1)])});
