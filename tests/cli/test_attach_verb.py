@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,17 @@ def test_engine_is_held_at_the_version_that_a_tag_names(training: Training, engi
     assert engine.served == "1"
     there = attach(training, tmp_path, "--version", "best", "--once")
     assert there.out == "the engine is at version 1 already\n"
+
+
+def test_versions_come_from_a_near_copy(training: Training, engine: Local, tmp_path: Path) -> None:
+    copy = str(tmp_path / "copy")
+    assert run("copy", training.url, copy).code == 0
+    for objects in ("deltas", "anchors"):
+        shutil.rmtree(Path(training.url) / objects)
+    assert attach(training, tmp_path, "--once").code != 0
+    assert engine.served == "default"
+    assert attach(training, tmp_path, "--once", "--near", copy).code == 0
+    assert engine.served == "2"
 
 
 def test_events_of_agent_engine_and_mirror_are_lines_in_a_file(

@@ -193,6 +193,35 @@ def test_tensors_without_a_counterpart_are_named_and_not_counted_as_verified(
     assert (said["version"], said["absent"], said["uncovered"]) == (0, [HEAD], {})
 
 
+def test_channel_is_followed_with_a_trusted_key_and_not_as_a_strangers(
+    engine: Engine, model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography")
+    from weightcast.channel.key_file import write_private
+    from weightcast.channel.signing import PrivateKey
+
+    keys = {name: PrivateKey.new() for name in ("root", "stranger")}
+    for name, key in keys.items():
+        write_private(tmp_path / name, key)
+    root, stranger = (str(key.public) for key in keys.values())
+    with wc.Checkpoint(model("qwen3")) as files:
+        wc.init(str(tmp_path / "channel"), files, sign=tmp_path / "root")
+        arrays = {spec.name: files.read(spec.name).reshape(spec.shape).copy() for spec in files.table}
+        weights = wc.Arrays(arrays, dtypes={spec.name: spec.dtype for spec in files.table})
+    asked = ["attach", str(tmp_path / "channel"), "--engine", engine.url, "--once", "--mirror"]
+    with wc.Publisher(str(tmp_path / "channel"), weights, sign=tmp_path / "root", trust=root) as publisher:
+        for version in (1, 2):
+            weights.read("model.norm.weight")[...] ^= version
+            publisher.publish().result(60)
+            done = weightcast(*asked, str(tmp_path / "mirror"), "--trust", root)
+            assert done.returncode == 0, done.stderr
+            proof = live(engine, str(tmp_path / "channel"), root)
+            assert (proof.holds, proof.version, report(engine).served) == (True, version, str(version))
+    refused = weightcast(*asked, str(tmp_path / "other"), "--trust", stranger)
+    assert refused.returncode == 15, refused
+    assert (report(engine).served, report(engine).paused) == ("2", False)
+
+
 def test_agent_interrupted_while_workers_write_leaves_the_engine_running(
     engine: Engine, model: Callable[[str], Path], slow: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
+from weightcast.channel.trust import Signing, as_trust
 from weightcast.engine.client import HttpEngine
 from weightcast.engine.messages import EngineReport
 from weightcast.engine.proof import Proof, prove
@@ -190,9 +191,9 @@ def client_of(engine: Engine) -> Clients:
     return Clients(1, ask)
 
 
-def live(engine: Engine, channel: str) -> Proof:
+def live(engine: Engine, channel: str, trust: str | None = None) -> Proof:
     """The live parameters of an engine, proven against a channel."""
-    return prove(HttpEngine(engine.url), Chain.open(wc.open_store(channel)))
+    return prove(HttpEngine(engine.url), Chain.open(wc.open_store(channel), Signing(as_trust(trust))))
 
 
 def report(engine: Engine) -> EngineReport:
