@@ -1,22 +1,11 @@
 """A vLLM of this very process that loads adapters: `python adapter_in_process.py MODEL FOLDER…`, prints JSON."""
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
+import on_cpu  # noqa: F401 -- before vLLM
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 

@@ -16,18 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
+import on_cpu  # noqa: F401 -- before vLLM
 from architectures import ARCHITECTURES, make
 from vllm import LLM, SamplingParams
 from vllm.model_executor.models import registry

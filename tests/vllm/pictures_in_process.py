@@ -7,21 +7,10 @@ It publishes the versions itself: 0 and 2 are the model's own weights, 1 has ano
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
+import on_cpu  # noqa: F401 -- before vLLM
 from pictures import picture
 from vllm import LLM, SamplingParams
 

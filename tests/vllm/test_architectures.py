@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     log = (folder / "log").open("w+")
     process = subprocess.Popen(
         [sys.executable, str(script), str(folder)],
-        env={**os.environ, "PYTHONPATH": python_path()},
+        env={**os.environ, "PYTHONPATH": python_path(), "VLLM_LOGGING_LEVEL": "ERROR"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
