@@ -135,8 +135,8 @@ def test_engine_at_no_version_is_refused_without_a_mirror(training: Training, en
 
 
 @pytest.fixture
-def outage(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine does not answer the first two requests; after two more rounds the agent is stopped."""
+def outage(engine: Local, stopped_when_idle: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine does not answer the first two requests."""
     real, asked = engine.ask, [0]
 
     def ask(request: Any) -> Any:
@@ -146,6 +146,11 @@ def outage(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(request)
 
     monkeypatch.setattr(engine, "ask", ask)
+
+
+@pytest.fixture
+def stopped_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent is stopped after the first round that has nothing to do."""
     step: Callable[[Agent], Any] = Agent.step
 
     def stepping(agent: Agent) -> Any:
@@ -155,6 +160,17 @@ def outage(engine: Local, monkeypatch: pytest.MonkeyPatch) -> None:
         return update
 
     monkeypatch.setattr(Agent, "step", stepping)
+
+
+@pytest.mark.usefixtures("stopped_when_idle")
+def test_engine_that_is_at_the_head_already_is_said_to_be(training: Training, engine: Local, tmp_path: Path) -> None:
+    assert attach(training, tmp_path, "--once").code == 0
+    begun, there, end = attach(training, tmp_path).out.splitlines()
+    assert " following " in begun
+    assert there.endswith("version 2      is live already")
+    assert end == "stopped at version 2"
+    events = [json.loads(line) for line in attach(training, tmp_path, "--json").out.splitlines()]
+    assert [(one["event"], one.get("version")) for one in events] == [("begin", None), ("there", 2), ("end", 2)]
 
 
 @pytest.mark.usefixtures("outage")
