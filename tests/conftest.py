@@ -112,8 +112,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = {str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])}
-    for reason in sorted(reason for reason in skipped if NO_GATEWAY in reason):
-        terminalreporter.write_line(f"every test on a real S3 was skipped: {reason}", red=True)
+    for what, why in (("on a real S3", NO_GATEWAY), ("in a browser", NO_BROWSER)):
+        for reason in sorted(reason for reason in skipped if why in reason):
+            terminalreporter.write_line(f"every test {what} was skipped: {reason}", red=True)
     if faults.INJECTED:
         counts = ", ".join(f"{operation} {count}" for operation, count in sorted(faults.INJECTED.items()))
         terminalreporter.write_line(f"faults injected: {faults.INJECTED.total()} ({counts})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_world import FORMAT, USAGE, facts, run, text
+from cli_world import FORMAT, USAGE, facts, refused, run, text
 
 from weightcast.estimate.model import ASSUMPTIONS, METHODS
 
@@ -35,6 +35,10 @@ def test_programs_get_the_same_figures() -> None:
 def test_rates_that_were_saved_give_the_same_estimate(tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
     assert text("estimate", "1B", *GIVEN, "--save-rates", saved) == text("estimate", "1B", "--rates", saved)
+    assert "exists already" in refused(tmp_path, USAGE, "estimate", "1B", *GIVEN, "--save-rates", saved)
+    assert "no such folder" in refused(
+        tmp_path, USAGE, "estimate", "1B", *GIVEN, "--save-rates", tmp_path / "none" / "x"
+    )
 
 
 @pytest.mark.parametrize("parameters", ["", "B", "0", "-1B", "1e9", "1e309", "nan", "1001T", "9" * 400, "1 000", "٧B"])
@@ -48,7 +52,7 @@ def test_impossible_number_of_parameters_is_refused(parameters: str) -> None:
     "option",
     [
         ("--density", "0"),
-        ("--density", "101"),
+        ("--density", "91"),
         ("--density", "nan"),
         ("--latency", "nan"),
         ("--latency", "-1"),

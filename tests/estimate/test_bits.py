@@ -49,5 +49,13 @@ def test_fewer_changes_cost_more_bits_each() -> None:
         assert bits == sorted(bits, reverse=True)
 
 
+def test_more_changes_cost_more_bytes() -> None:
+    for codec in ("gap", "banded"):
+        for training in ("fp32", "wire"):
+            densities = (0.01, 0.1, 0.3, 0.6, 0.9)
+            sizes = [density * bits_per_change(codec, density, training) for density in densities]
+            assert sizes == sorted(sizes)
+
+
 def test_plain_has_an_index_and_a_value() -> None:
     assert [bits_per_change("plain", 0.01, itemsize=size) for size in (1, 2, 4)] == [40, 48, 64]

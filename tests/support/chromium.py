@@ -79,6 +79,7 @@ class Browser:
 @contextmanager
 def browsing() -> Iterator[Browser]:
     """A browser for as long as the context lasts; `UnavailableError` if there can be none."""
+    _axe()  # what a test cannot be without is found missing before it begins
     program, environment = _chromium()
     with sync_playwright() as playwright:
         try:

@@ -150,8 +150,11 @@ def test_short_object_of_an_older_version_is_found_without_reading_it(tmp_path: 
 
 
 @pytest.mark.parametrize("version", [3, 5])
-def test_damaged_manifest_is_found_and_the_rest_is_shown(watched: Watched, version: int) -> None:
-    (watched.url / manifest_key(version)).write_text("{}")
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_damaged_manifest_is_found_and_the_rest_is_shown(watched: Watched, version: int, is_foreign: bool) -> None:
+    path = watched.url / manifest_key(version)
+    foreign = path.read_text().replace(watched.chain.channel.id, "f" * len(watched.chain.channel.id))
+    path.write_text(foreign if is_foreign else "{}")
     state = state_of(watched.url)
     assert manifest_key(version) in problems(state)
     assert state["parts"]["head"]["version"] == (4 if version == 5 else 5)
@@ -242,7 +245,7 @@ def test_version_of_many_objects_is_not_read_and_the_page_says_so(watched: Watch
     chain = watched.chain
     read = read_patch(chain.store, chain.manifest(5), most=0)
     assert read.changed is None
-    assert "1 objects, more than the 0" in (read.unread or "")
+    assert "more objects than the 0" in (read.unread or "")
 
 
 def test_texts_are_cut(watched: Watched) -> None:
@@ -281,6 +284,26 @@ def test_channel_that_was_reset_is_a_new_epoch(watched: Watched, tmp_path: Path)
     assert state["whole"]
     assert sorted(rows_of(state, "versions")) == [0, 1]
     observer.close()
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "deleted", "replaced"])
+def test_newest_version_that_is_not_what_it_was_is_read_anew(watched: Watched, damage: str) -> None:
+    observer = observed(watched.url)
+    epoch, path = observer.journal.since()["epoch"], watched.url / manifest_key(5)
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_text("{}" if damage == "overwritten" else path.read_text().replace('"step":null', '"step":999'))
+    while observer.look():
+        pass
+    state = observer.journal.since(epoch, 1)
+    observer.close()
+    assert state["whole"]
+    assert state["parts"]["away"] is None
+    assert state["parts"]["head"]["version"] == (5 if damage == "replaced" else 4)
+    assert (manifest_key(5) in problems(state)) == (damage == "overwritten")
+    if damage == "replaced":
+        assert rows_of(state, "versions")[5]["step"] == state["parts"]["head"]["step"] == 999
 
 
 def test_channel_without_a_version_is_shown(tmp_path: Path) -> None:
@@ -344,6 +367,8 @@ def test_events_say_when_a_version_was_live(watched: Watched, tmp_path: Path) ->
         b"[" * 100_000 + b"\n",
         line(phase="<script>"),
         line(role=7),
+        line(role={}),
+        line(phase=[]),
         line(version="3"),
         line(version=True),
         line(version=-1),

@@ -17,7 +17,7 @@ from weightcast.cli.anatomy_facts import cadence_facts, facts_of
 from weightcast.cli.channels import open_chain
 from weightcast.cli.console import computing, say, tell, writing_to
 from weightcast.cli.options import Scratch, Threads
-from weightcast.cli.outputs import Force, check_output, scratch_folder
+from weightcast.cli.outputs import Force, check_folder, check_output, scratch_folder
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.durable import Report, replacing
 from weightcast.errors import UsageError
@@ -66,6 +66,7 @@ def analyze(
     encoded to measure them; what cutting squashes and anchors costs is an estimate from these sizes.
     """
     if output is not None:
+        check_folder(output)
         check_output(output, force, [Path(source), *([new] if new else [])])
     if new is not None and not (last is replicas is joins is None):
         hint = "Leave it out, or name a channel."

@@ -39,7 +39,9 @@ def dashboard(
             metavar="HOST:PORT", help=f"Where to serve the page; 127.0.0.1:{_PORT} or any free port by default."
         ),
     ] = None,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two looks.")] = 2.0,
+    every: Annotated[
+        float, typer.Option(min=0.1, max=86400, metavar="SECONDS", help="Seconds between two looks.")
+    ] = 2.0,
     events: ReadEvents = None,
     trust: TrustedKey = None,
 ) -> None:

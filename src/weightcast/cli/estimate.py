@@ -11,8 +11,10 @@ import typer
 
 from weightcast.cli.console import prepare_kernels, say, tell, writing_to
 from weightcast.cli.options import Threads
+from weightcast.cli.outputs import Force, check_folder, check_output
 from weightcast.cli.text import Column, Table
 from weightcast.cli.wording import brief, count, rate_of, seconds, size, span
+from weightcast.disk.durable import replacing
 from weightcast.errors import UsageError
 from weightcast.estimate.model import (
     ASSUMPTIONS,
@@ -35,7 +37,7 @@ ITEMSIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
 def estimate(
     parameters: Annotated[str, typer.Argument(metavar="PARAMETERS", help="Of the model: 596M, 7.6B, 1T.")],
     density: Annotated[
-        float, typer.Option(min=0.0001, max=100, metavar="PERCENT", help="Elements that change from step to step.")
+        float, typer.Option(min=0.0001, max=90, metavar="PERCENT", help="Elements that change from step to step.")
     ] = 1.0,
     dtype: Annotated[
         Literal["BF16", "F16", "F8_E4M3", "F8_E5M2", "F32"] | None, typer.Option(help="On the wire; BF16 by default.")
@@ -79,6 +81,7 @@ def estimate(
     save_rates: Annotated[
         Path | None, typer.Option("--save-rates", metavar="FILE", help="Write the rates to a file, for --rates.")
     ] = None,
+    force: Force = False,
     threads: Threads = None,
 ) -> None:
     """Estimate what a sync costs: full copies, a broadcast, TRL's encoding, and weightcast.
@@ -90,10 +93,13 @@ def estimate(
     links = Links(rate_of(up), rate_of(down), rate_of(between), rate_of(fabric), latency)
     prices = Prices(egress_price, request_price)
     step = _step(step_time) if step_time is not None else None
+    if save_rates is not None:
+        check_folder(save_rates)
+        check_output(save_rates, force, [Path(rates)] if rates is not None else [])
     used = _read(Path(rates)) if rates is not None else _measured(threads)
     if save_rates is not None:
-        with writing_to(save_rates):
-            save_rates.write_text(dump(used) + "\n")
+        with writing_to(save_rates), replacing(save_rates) as file:
+            file.write(f"{dump(used)}\n".encode())
     found = estimates(model, fleet, links, used)
     tell(_fields(model, fleet, links, prices, step, used, found))
     say(_costs(found, prices, step))
@@ -240,5 +246,11 @@ def _conclusions(
 
 def _pace(name: str, one: Estimate, step: float) -> str:
     """What a method does to a training whose steps take so long."""
-    paused = f"replicas pause {100 * one.pause / step:.2g} % of the time" if one.pause < step else "replicas only pause"
-    return f"{name}: weights are {one.seconds / step:.2g} steps old when they are live; {paused}"
+    share = _plain(100 * one.pause / step)
+    paused = f"replicas pause {share} % of the time" if one.pause < step else "replicas only pause"
+    return f"{name}: weights are {_plain(one.seconds / step)} steps old when they are live; {paused}"
+
+
+def _plain(value: float) -> str:
+    """Two digits or more, and no exponent."""
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.2g}"

@@ -28,7 +28,9 @@ Codec = Annotated[
     Literal["plain", "gap", "banded"],
     typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader)."),
 ]
-Every = Annotated[float, typer.Option(min=0.01, metavar="SECONDS", help="Seconds between checks for a new version.")]
+Every = Annotated[
+    float, typer.Option(min=0.01, max=86400, metavar="SECONDS", help="Seconds between checks for a new version.")
+]
 Events = Annotated[
     Path | None,
     typer.Option("--events", metavar="FILE", help="Append what each phase of a version took, as lines of JSON."),

@@ -25,6 +25,12 @@ T = TypeVar("T")
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
 
 
+def check_folder(out: Path) -> None:
+    """`UsageError` if the folder of ``out`` is not there: found before the work, of which nothing could be written."""
+    if not out.parent.is_dir():
+        raise UsageError("there is no such folder", file=str(out.parent), hint="Create it first, or name another.")
+
+
 def check_output(out: Path, force: bool, inputs: Iterable[Path]) -> None:
     """`UsageError` if ``out`` is or holds one of the inputs, or exists and may not be replaced."""
     if not out.exists() and not out.is_symlink():

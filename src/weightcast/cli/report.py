@@ -12,7 +12,7 @@ from weightcast.cli.console import report as report_facts
 from weightcast.cli.console import writing_to
 from weightcast.cli.dashboard import ReadEvents, observer_of
 from weightcast.cli.options import TrustedKey, Url
-from weightcast.cli.outputs import Force, check_output
+from weightcast.cli.outputs import Force, check_folder, check_output
 from weightcast.cli.trusting import trust_of
 from weightcast.disk.durable import replacing
 from weightcast.view.dashboard import report_of
@@ -26,6 +26,7 @@ def report(
     trust: TrustedKey = None,
 ) -> None:
     """Write the dashboard's page as one file, with what the channel is now. It opens without a server or a network."""
+    check_folder(output)
     check_output(output, force, [Path(url), *([events] if events else [])])
     observer = observer_of(url, trust_of(trust), events)
     with closing(observer):

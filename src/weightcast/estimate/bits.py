@@ -27,7 +27,8 @@ _SHARES = tuple(
 """Exponents of normal weights with a deviation of 1, and the share of the weights that has each."""
 
 _DISTANCES = 64
-"""Distances that are told apart; longer ones are counted as this one."""
+"""Distances that are told apart; longer ones are counted as this one. Where nine weights in ten change, that is 5 % too
+few bits, and more beyond."""
 
 _ABOVE_ENTROPY = {("gap", "fp32"): 0.13, ("banded", "fp32"): 0.30, ("gap", "wire"): 0.39, ("banded", "wire"): 0.81}
 """Bits per change that the coders took above the entropies of the model, on the whole recordings."""

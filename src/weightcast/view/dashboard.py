@@ -30,6 +30,9 @@ _HEADERS = {
 }
 
 
+_OTHER_HOST = b'{"error":"open this page by an IP address, or name this host in --listen HOST:PORT"}'
+
+
 def report_of(journal: Journal) -> Page:
     """The page as one file, with all that is known now."""
     return page("weightcast report", scripts=_SCRIPTS, styles=_STYLES, data={"state": journal.since()})
@@ -75,13 +78,15 @@ class _Requests(BoundedRequests):
         self._reply(with_body=False)
 
     def _reply(self, *, with_body: bool) -> None:
+        if not self.server.let_in(self.connection):
+            return  # the connection has made way already
         try:
             url = urlsplit(self.path)
         except ValueError:
             self.send_error(400)
             return
         if len(self.headers.get_all("Host", [])) != 1 or not self.server.answers_for(self.headers["Host"]):
-            self._send(403, "application/json", b'{"error":"this server has another name"}', with_body)
+            self._send(403, "application/json", _OTHER_HOST, with_body)
         elif url.path == "/":
             made = self.server.page
             policy = f"{made.policy}; frame-ancestors 'none'"

@@ -62,6 +62,8 @@ class EventTail:
         if not isinstance(fields, dict) or fields.get("format") != FORMAT or fields.get("channel") != channel:
             return
         phase, role, name = fields.get("phase"), fields.get("role"), fields.get("name")
+        if not isinstance(phase, str) or not isinstance(role, str):
+            return
         version, began, seconds = fields.get("version"), _time(fields.get("began")), _time(fields.get("seconds"))
         if phase not in _WHAT or role not in _WHO or not isinstance(name, str | None) or type(version) is not int:
             return

@@ -92,10 +92,10 @@ class Listings:
             self._add(self._groups, edge.result, edge.nbytes)
         self._write_groups()
 
-    def add_older(self, manifest: Manifest | None) -> None:
-        """Count a version that is no longer shown by itself."""
-        if self._groups is not None and manifest is not None and manifest.base is not None:
-            self._add(self._groups, manifest.position.version, manifest.nbytes)
+    def add_older(self, version: int, nbytes: int | None) -> None:
+        """Count a version that is no longer shown by itself; ``nbytes`` is None for one that is no delta."""
+        if self._groups is not None and nbytes is not None:
+            self._add(self._groups, version, nbytes)
             self._write_groups()
 
     def _add(self, groups: dict[int, list[int]], version: int, nbytes: int) -> None:

@@ -62,6 +62,8 @@ class Observer:
         self._chain, self._axes = chain, Axes.of(chain.channel.table)
         self._head: Manifest | None = None
         self._manifests: dict[int, Manifest | None] = {}
+        self._sizes: dict[int, int | None] = {}
+        """Of deltas with all their objects, of which a manifest may be kept with the first alone."""
         self._damaged, self._damaged_head = dict[str, str](), dict[str, str]()
         self._reads: dict[int, Read] = {}
         self._listed_at = 0.0
@@ -97,12 +99,13 @@ class Observer:
     def _look(self) -> bool:
         try:
             head = self._find_head()
-            before = self._head.position.version if self._head else -1
-            if (head.position.version if head else -1) < before:
-                raise ChannelError("the channel shows fewer versions than before", file=self._chain.store.url)
         except (ChannelError, TrustError):
             if not self._is_reset():
                 raise
+            return True
+        before = self._head.position.version if self._head else -1
+        if self._went_back(head):
+            self._watch_anew(self._chain, "has other versions than before: it is read anew")
             return True
         self._head = head
         self._write_head()
@@ -133,10 +136,20 @@ class Observer:
         chain = self._open()
         if chain.channel.id == self._chain.channel.id:
             return False
+        self._watch_anew(chain, "was reset: this is another one")
+        return True
+
+    def _went_back(self, head: Manifest | None) -> bool:
+        """Whether the newest commit that was seen is no longer there, damaged or replaced."""
+        if self._head is None:
+            return False
+        known = self._head.position.version
+        return head is None or head.position.version < known or (head.position.version == known and head != self._head)
+
+    def _watch_anew(self, chain: Chain, why: str) -> None:
         self.journal.begin_again()
         self._begin(chain)
-        self.journal.tell("warn", "was reset: this is another one", "channel")
-        return True
+        self.journal.tell("warn", why, "channel")
 
     # -- versions ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +159,7 @@ class Observer:
         self._damaged_head = {}
         try:
             return self._chain.head(known)
-        except FormatError as error:
+        except (ChannelError, FormatError) as error:
             newest = max(self._chain.versions((known or 0) - 1), default=None)
             if newest is None:
                 raise
@@ -172,7 +185,7 @@ class Observer:
         except MissingError as error:
             if error.key is None:
                 raise  # the bucket is missing
-        except (FormatError, TrustError) as error:
+        except (ChannelError, FormatError, TrustError) as error:
             self._damaged[manifest_key(version)] = error.problem
         return None
 
@@ -185,9 +198,11 @@ class Observer:
         ):
             # Of a sharded training with thousands of ranks, or a lie, not all objects are remembered and checked.
             self._manifests[version] = manifest and replace(manifest, objects=manifest.objects[:_MOST_OBJECTS])
+            self._sizes[version] = manifest.nbytes if manifest is not None and manifest.base is not None else None
             self.journal.put_row("versions", version, _row(manifest))
         for version in [version for version in self._manifests if version < oldest]:
-            self._listings.add_older(self._manifests.pop(version))
+            del self._manifests[version]
+            self._listings.add_older(version, self._sizes.pop(version))
         self.journal.keep_rows("versions", oldest)
         return len(unknown) > _MANIFESTS
 
