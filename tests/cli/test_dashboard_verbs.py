@@ -44,6 +44,20 @@ def test_report_never_replaces_the_channel_or_the_events(world: World, tmp_path:
         assert "made from" in refused(tmp_path, USAGE, "report", world.url, "-o", out, "--events", events, "--force")
 
 
+@pytest.mark.parametrize("verb", ["report", "analyze"])
+def test_page_in_a_folder_that_is_not_there_is_refused(shared: World, tmp_path: Path, verb: str) -> None:
+    line = refused(tmp_path, USAGE, verb, shared.url, "-o", tmp_path / "none" / "page.html")
+    assert "no such folder" in line
+    assert "partial" not in line
+
+
+def test_interval_without_an_end_is_refused(shared: World, tmp_path: Path) -> None:
+    for every in ("inf", "1e300"):
+        assert run("dashboard", shared.url, "--every", every).code == USAGE
+        assert run("pull", shared.url, tmp_path / "replica", "--follow", "--every", every).code == USAGE
+    assert not (tmp_path / "replica").exists()
+
+
 def test_report_of_no_channel_is_refused_and_writes_nothing(tmp_path: Path) -> None:
     assert "no channel" in refused(tmp_path, CHANNEL, "report", tmp_path / "none", "-o", tmp_path / "x.html")
 
