@@ -10,6 +10,7 @@ import pytest
 from channels import channel_of, pull, small_model, train
 from fake_clock import FakeClock
 from scripted_store import Request, ScriptedStore
+from waiting import until
 
 import weightcast as wc
 from weightcast.channel.chain import Chain
@@ -110,6 +111,53 @@ def test_idle_round_is_one_request_and_a_new_version_a_few(regions: Regions) -> 
     assert copied.versions == 1
     assert regions.home.asked("get") == [manifest_key(5), regions.delta(5)]
     assert [verb for verb, _ in regions.copy.calls] == ["put", "create", "put"]
+    assert regions.holds_all()
+
+
+def test_versions_do_not_wait_for_an_anchor_that_is_on_its_way(regions: Regions) -> None:
+    regions.sync()
+    regions.cut_anchor(4)
+    regions.clock.time += LATER
+    with regions.copy.hang("put", ANCHORS) as held:
+        assert regions.copier.sync(wait=False) is None
+        assert held.reached.wait(60)
+        regions.publish(2)
+        assert [regions.copier.sync(wait=False) for _ in range(2)][-1] is not None
+        assert regions.versions() == list(range(7))
+        regions.clock.time += LATER
+        assert regions.copier.sync(wait=False) is None, "it is listed again, and on its way still"
+    until(lambda: (copied := regions.copier.sync(wait=False)) is not None and copied.anchors == 1)
+    assert regions.sync() == []
+    assert regions.holds_all()
+    assert list(regions.scratch.iterdir()) == []
+
+
+def test_anchor_that_could_not_be_brought_beside_is_brought_after_the_next_listing(regions: Regions) -> None:
+    regions.sync()
+    regions.cut_anchor(4)
+    regions.clock.time += LATER
+    rule = regions.copy.fail("put", ANCHORS)
+    assert regions.copier.sync(wait=False) is None
+    with pytest.raises(UnreachableError):
+        until(lambda: regions.copier.sync(wait=False))
+    rule.end()
+    regions.publish()
+    assert regions.copier.sync(wait=False) is not None, "versions go on"
+    regions.clock.time += LATER
+    until(lambda: (copied := regions.copier.sync(wait=False)) is not None and copied.anchors == 1)
+    assert regions.holds_all()
+
+
+def test_copier_that_is_closed_leaves_an_anchor_to_the_next_one(regions: Regions) -> None:
+    regions.sync()
+    regions.cut_anchor(4)
+    with regions.home.hang("get", ANCHORS) as held, closing(regions.opened()) as copier:
+        assert copier.sync(wait=False) is None
+        assert held.reached.wait(60)
+        held.end()
+    assert list(regions.scratch.iterdir()) == []
+    (copied,) = regions.sync()
+    assert copied.anchors == 1
     assert regions.holds_all()
 
 

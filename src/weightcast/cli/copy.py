@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing, suppress
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -75,7 +76,9 @@ def _copy(copier: Copier) -> None:
 def _follow(copier: Copier, every: float) -> None:
     """Print what is copied until a signal comes, and each thing that is damaged at the source once."""
     outage, said = Outage(_FATAL), set[str]()
-    for copied in rounds(copier.sync, every=every, stopped=threading.Event(), on_error=outage.failed):
+    for copied in rounds(
+        partial(copier.sync, wait=False), every=every, stopped=threading.Event(), on_error=outage.failed
+    ):
         outage.round_ended()
         if copied is None:
             continue
@@ -100,7 +103,7 @@ def _fields(copied: Copied) -> dict[str, Any]:
 
 
 def _line(copied: Copied) -> str:
-    parts = [count(copied.versions, "version")]
+    parts = [count(copied.versions, "version")] * bool(copied.versions)
     parts += [count(copied.squashes, "squash")] * bool(copied.squashes)
     parts += [count(copied.anchors, "anchor")] * bool(copied.anchors)
     parts += [count(copied.tags, "tag")] * bool(copied.tags)

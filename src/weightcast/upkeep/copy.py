@@ -1,7 +1,8 @@
 """Copying a channel to another bucket: byte for byte, so that a copy is verified as its source is.
 
-Objects come first and each version's manifest after all that leads to it, in ascending order. So whoever reads a copy,
-at any moment and after a kill at any moment, finds a whole channel that ends at some version of its source.
+Objects come first and each version's manifest after what leads to it, in ascending order. So whoever reads a copy, at
+any moment and after a kill at any moment, finds a whole channel that ends at some version of its source. A copy that is
+kept up to date brings anchors that no version waits for beside the versions: one takes as long as hundreds of deltas.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from weightcast.errors import (
 from weightcast.follow.bad_edges import BadEdges
 from weightcast.store.backoff import CLOCK, Clock
 from weightcast.store.base import Store
-from weightcast.upkeep.copy_plan import Contents, Step, missing
+from weightcast.upkeep.copy_plan import Contents, Step, apart, missing
 from weightcast.upkeep.copy_step import Brought, Carrier
 
 _LIST_EVERY = 30.0
@@ -93,6 +94,7 @@ class Copier:
         record = read_record(source, CHANNEL)
         self._copy = _begun(self._source, record, destination)
         self._carrier = Carrier(self._source, self._copy, record, scratch, report)
+        self._anchors = _Beside(Carrier(self._source, self._copy, record, scratch, mark="anchor-"))
         self._bad = BadEdges(clock)
         self._tags: dict[str, float] = {}
         """Tags that were copied, and when they were set at the source."""
@@ -114,6 +116,7 @@ class Copier:
             self._reached.add(self._copy.reference_edges())
 
     def close(self) -> None:
+        self._anchors.close()
         self._carrier.close()
 
     @property
@@ -121,14 +124,18 @@ class Copier:
         """The copy's newest version."""
         return self._head
 
-    def sync(self) -> Copied | None:
+    def sync(self, *, wait: bool = True) -> Copied | None:
         """Bring what is new; None if nothing is. What is damaged at the source is left out and reported.
 
-        Now and then both buckets are listed; in between, one request asks for the next version.
+        Now and then both buckets are listed; in between, one request asks for the next version. Without ``wait``,
+        anchors that no version waits for are brought by another thread, and reported by a later call.
         """
         now = self._clock.now()
-        if self._listed is None or now - self._listed >= _LIST_EVERY:
-            copied = self._sync_listed()
+        arrived = self._anchors.arrived()
+        if arrived is not None:
+            copied = self._take_anchors(arrived)
+        elif self._listed is None or now - self._listed >= _LIST_EVERY:
+            copied = self._sync_listed(wait)
             self._listed = now
         elif self._is_short:
             return None
@@ -142,7 +149,15 @@ class Copier:
         """The copy's newest version; -1 if there is none."""
         return self._head.version if self._head else -1
 
-    def _sync_listed(self) -> Copied:
+    def _take_anchors(self, arrived: Sequence[Brought]) -> Copied:
+        copied = Copied(self._head)
+        for brought in arrived:
+            self._settle(brought, copied)
+        if copied.anchors:
+            write_index(self._copy)
+        return copied
+
+    def _sync_listed(self, wait: bool) -> Copied:
         self._bad.begin()
         copy = _contents(self._copy)
         if copy.head > self._version:  # another process copies, too, or it was published to
@@ -154,7 +169,10 @@ class Copier:
         there = {listed.key: listed.size for listed in self._copy.store.list(DELTAS, first)}
         steps = missing(source, copy)
         new = {step.version for step in steps if step.commits}
-        deltas = self._source.delta_edges(max(version, 0), source.head) if new else ()
+        deltas = list(self._source.delta_edges(max(version, 0), source.head)) if new else []
+        if not wait:
+            steps, anchors = apart(steps, deltas, self._reached.versions)
+            self._anchors.bring(anchors, self._bad)
         total = sum(edge.nbytes for step in steps for edge in step.edges)
         self._carrier.expect(there, total + sum(edge.nbytes for edge in deltas if edge.result in new))
         copied = self._perform(steps)
@@ -297,6 +315,32 @@ class Copier:
         if self._copy.read_manifest(version)[1] != theirs:
             raise _forked(self._source, self._copy, version)
         return head
+
+
+class _Beside:
+    """Brings anchors on a thread of its own, one lot after the other."""
+
+    def __init__(self, carrier: Carrier):
+        """``carrier`` has files of its own: another one may bring the same object at the same time."""
+        self._carrier = carrier
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weightcast-anchors")
+        self._lot: Future[list[Brought]] | None = None
+
+    def bring(self, steps: Sequence[Step], bad: BadEdges) -> None:
+        """Begin, unless a lot is on its way: what it lacks is found again by the next listing."""
+        if steps and self._lot is None:
+            self._lot = self._thread.submit(lambda: [self._carrier.bring(step, bad) for step in steps])
+
+    def arrived(self) -> list[Brought] | None:
+        """The lot, once it is there; raises what it failed with. None if there is none, or it is on its way."""
+        if self._lot is None or not self._lot.done():
+            return None
+        lot, self._lot = self._lot, None
+        return lot.result()
+
+    def close(self) -> None:
+        self._carrier.close()
+        self._thread.shutdown(cancel_futures=True)
 
 
 def _contents(chain: Chain, after: int = -1) -> Contents:

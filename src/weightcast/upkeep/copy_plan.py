@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weightcast.channel.edge import Edge
 
@@ -45,6 +45,30 @@ def missing(source: Contents, copy: Contents) -> tuple[Step, ...]:
     return tuple(
         Step(version, tuple(edges.get(version, ())), version in newer) for version in sorted(newer | edges.keys())
     )
+
+
+def apart(
+    steps: Iterable[Step], deltas: Iterable[Edge], reached: Iterable[int]
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The steps without the anchors that no version waits for, and these anchors.
+
+    An anchor is as large as the model. ``deltas`` are those of the steps, ``reached`` the versions that can be read in
+    the copy. Where a delta leads from these to a version, it can be read without its anchors.
+    """
+    with_delta, reached = {edge.result for edge in deltas}, set(reached)
+    first, later = list[Step](), list[Step]()
+    for step in steps:
+        anchors = tuple(edge for edge in step.edges if edge.base is None)
+        others = tuple(edge for edge in step.edges if edge.base is not None)
+        follows = step.version in with_delta and step.version - 1 in reached
+        if anchors and (follows or (step.version in reached and not step.commits)):
+            later.append(Step(step.version, anchors, commits=False))
+            step = replace(step, edges=others)
+        if follows or anchors or any(edge.base in reached for edge in others):
+            reached.add(step.version)
+        if step.commits or step.edges:
+            first.append(step)
+    return tuple(first), tuple(later)
 
 
 def _lacking(source: Contents, copy: Contents) -> Iterable[Edge]:

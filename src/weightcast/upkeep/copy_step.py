@@ -48,10 +48,12 @@ class Brought:
 class Carrier:
     """Carries objects from a channel to its copy, through files in a folder."""
 
-    def __init__(self, source: Chain, copy: Chain, record: bytes, scratch: Path, report: Report = silent):
-        """``record`` is the channel's own."""
+    def __init__(
+        self, source: Chain, copy: Chain, record: bytes, scratch: Path, report: Report = silent, *, mark: str = ""
+    ):
+        """``record`` is the channel's own. ``mark`` begins the names of its files, so that carriers share a folder."""
         self._source, self._copy, self._record = source, copy, record
-        self._scratch, self._report = scratch, report
+        self._scratch, self._mark, self._report = scratch, mark, report
         self._pool = ThreadPoolExecutor(_OBJECTS_AT_ONCE, thread_name_prefix="weightcast-object")
         self._there: Mapping[str, int] = {}
         self._done = self._total = 0
@@ -144,7 +146,7 @@ class Carrier:
 
     def _bring_object(self, ref: ObjectRef) -> int:
         """Bring an object through a file, checked on the way, so that its size does not matter."""
-        path = self._scratch / hashlib.sha256(ref.key.encode()).hexdigest()
+        path = self._scratch / f"{self._mark}{hashlib.sha256(ref.key.encode()).hexdigest()}"
         at = 0
 
         def report(stage: str, done: int, total: int) -> None:
