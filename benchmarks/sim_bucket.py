@@ -7,7 +7,7 @@ are due, what a copy lacks and what is deleted is decided by the project's own f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, cast
@@ -23,7 +23,7 @@ from weightcast.channel.route import Route, cheapest_route, route_bytes, squashe
 from weightcast.estimate.model import FETCH_PART
 from weightcast.follow.bad_edges import BadEdges
 from weightcast.follow.planner import Planner
-from weightcast.upkeep.copy_plan import Contents, Step, missing
+from weightcast.upkeep.copy_plan import Contents, Step, apart, missing
 
 PAGE = 1000
 """Keys that a listing gives per request."""
@@ -185,7 +185,10 @@ class Bucket:
 
 
 class Copier:
-    """`weightcast copy --follow` from the home to a copy: object by object, over one link."""
+    """`weightcast copy --follow` from the home to a copy: object by object, over one link.
+
+    While an anchor is brought beside the versions, each of the two has half of the link.
+    """
 
     def __init__(self, simulation: Simulation, home: Bucket, copy: Bucket, rate: float, every: float):
         self._simulation, self._home, self._copy = simulation, home, copy
@@ -194,6 +197,7 @@ class Copier:
         self._is_busy = False
         self._since = simulation.now
         self._flow: Flow | None = None
+        self._anchor: Flow | None = None
         self.received = 0.0
         """Bytes."""
         home.watchers.append(self._told)
@@ -213,7 +217,37 @@ class Copier:
             return
         for bucket in (self._home, self._copy):
             bucket.ask("other", 4)
-        self._work(list(missing(self._home.contents(), self._copy.contents())))
+        steps = missing(self._home.contents(), self._copy.contents())
+        deltas = [edge_of(manifest) for manifest, _ in self._home.manifests.values()]
+        first, later = apart(steps, deltas, {*self._copy.manifests, *([0] if self._copy.has_first else [])})
+        self._work(list(first))
+        if self._anchor is None:
+            self._bring_anchors(later)
+
+    def _bring_anchors(self, steps: Sequence[Step]) -> None:
+        """One after the other, beside the versions; those that were collected meanwhile are left out."""
+        self._anchor = None
+        if not steps:
+            return
+        step, began = steps[0], self._simulation.now
+        route = tuple(edge for edge in step.edges if edge.key in self._home.held)
+        nbytes, number = max(1, route_bytes(route)), self._home.ask_for(route, step.version)
+
+        def arrived() -> None:
+            self._home.asked_since(began, number)
+            self.received += nbytes
+            put()
+
+        def put() -> None:
+            if self._copy.is_away:  # it is put once the bucket is back
+                self._simulation.after(1.0, put)
+                return
+            for edge in route:
+                self._copy.add(edge)
+            self._copy.ask("puts", len(route) + 2)
+            self._bring_anchors(steps[1:])
+
+        self._anchor = self._home.server.start(nbytes, self._rate / 2, arrived)
 
     def _look(self) -> None:
         following = self._copy.head + 1
@@ -244,7 +278,8 @@ class Copier:
             self._home.asked_since(began, number)
             self._arrived(step, route)
 
-        self._flow = self._home.server.start(nbytes, self._rate, arrived)
+        rate = self._rate if self._anchor is None else self._rate / 2
+        self._flow = self._home.server.start(nbytes, rate, arrived)
 
     def _arrived(self, step: Step, route: Route) -> None:
         self.received += max(1, route_bytes(route))
@@ -256,6 +291,8 @@ class Copier:
             self.received += self._flow.nbytes - self._home.server.cancel(self._flow)
         elif not self._is_busy:
             self._home.polled(self._since, self._every)
+        if self._anchor is not None and not self._anchor.is_over:
+            self.received += self._anchor.nbytes - self._home.server.cancel(self._anchor)
 
     def _brought(self, step: Step, route: Route) -> None:
         if self._copy.is_away:  # it is put once the bucket is back
