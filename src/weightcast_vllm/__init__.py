@@ -7,12 +7,21 @@ every module that is there when a worker begins, and stumbles over numba's.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
 BACKEND = "weightcast"
 BEGAN = time.time()
-"""In seconds since 1970: when this process, or the one that it was forked from, had loaded no weights yet."""
+"""In seconds since 1970: when this process had loaded no weights yet."""
+
+
+def _begin() -> None:
+    global BEGAN
+    BEGAN = time.time()
+
+
+os.register_at_fork(after_in_child=_begin)
 
 
 def register() -> None:

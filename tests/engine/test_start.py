@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -38,6 +40,18 @@ def test_mirror_that_was_written_since_the_process_began_is_read_again(mirror: P
 def test_mirror_that_nobody_wrote_is_not_read_again(mirror: Path) -> None:
     with settled(mirror, nothing, began=time.time() + 60) as has_changed:
         assert not has_changed
+
+
+def test_process_that_was_forked_begins_anew() -> None:
+    """One that starts an engine may come from one that has lived for long."""
+    code = (
+        "import os, sys, weightcast_vllm as plugin\n"
+        "before = plugin.BEGAN\n"
+        "child = os.fork()\n"
+        "if not child: os._exit(plugin.BEGAN <= before)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or plugin.BEGAN != before)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_files_that_are_moved_in_count_as_written(mirror: Path) -> None:

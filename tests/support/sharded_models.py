@@ -85,6 +85,7 @@ def _process(rank: int, world: int, cases: Sequence[Case], folder: Path) -> None
             os._exit(0)
         (folder / f"{case.__name__}-{rank}").write_text("")
     distributed.destroy_process_group()
+    os._exit(0)  # all is told: a thread of torch's sometimes aborts the interpreter when it ends
 
 
 def gathered(value: Any) -> list[Any]:

@@ -84,7 +84,8 @@ class WeightcastEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _load_again(self) -> None:
         """Load what the folder holds now; `UsageError` where only a start can do so."""
         if problem := self._cannot_reload():
-            changed, hint = "the mirror's files changed while vLLM loaded them", "Start it again, without an agent."
+            changed = "the mirror's files changed since this process began"
+            hint = "Start it in a new process, while nothing writes to the mirror."
             raise UsageError(f"{changed}, and {problem}", file=self.model_config.model, hint=hint)
         loader: Any = get_model_loader(self.vllm_config.load_config)
         with set_current_vllm_config(self.vllm_config):

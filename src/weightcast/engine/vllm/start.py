@@ -6,27 +6,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import weightcast_vllm
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.follow.mirror_folder import MirrorFolder
-from weightcast_vllm import BEGAN
 
-_SLACK = 2.0
-"""Seconds by which a file system may date a change too early."""
+_SLACK = 0.1
+"""Seconds by which a change may be dated too early: the clock of files goes by the kernel's ticks."""
 
 
 @contextmanager
-def settled(folder: Path, barrier: Callable[[], None], began: float = BEGAN) -> Iterator[bool]:
+def settled(folder: Path, barrier: Callable[[], None], began: float | None = None) -> Iterator[bool]:
     """Whether the engine has to load the folder once more: it is a mirror, and was written since this process began.
 
     Its files do not change meanwhile: a fold is waited for, and a next one waits. ``barrier`` is where all workers wait
     for each other, so that they end at one version. `InterruptedApplyError` if a process was killed while it wrote.
     """
-    place = MirrorFolder(folder)
+    place, since = MirrorFolder(folder), (weightcast_vllm.BEGAN if began is None else began) - _SLACK
     if not place.inner.is_dir():
         yield False
         return
     with place.shared(), Checkpoint(folder):
-        yield any(_changed(path) > began - _SLACK for path in folder.glob("*.safetensors"))
+        yield any(_changed(path) > since for path in folder.glob("*.safetensors"))
         barrier()
 
 
