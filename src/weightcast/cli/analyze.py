@@ -16,8 +16,8 @@ from weightcast.cli.anatomy import show
 from weightcast.cli.anatomy_facts import cadence_facts, facts_of
 from weightcast.cli.channels import open_chain
 from weightcast.cli.console import computing, say, tell, writing_to
-from weightcast.cli.options import Scratch, Threads
-from weightcast.cli.outputs import Force, check_folder, check_output, scratch_folder
+from weightcast.cli.options import Force, Scratch, Threads
+from weightcast.cli.outputs import check_folder, check_output, scratch_folder
 from weightcast.disk.checkpoint import Checkpoint
 from weightcast.disk.durable import Report, replacing
 from weightcast.errors import UsageError

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from weightcast.cli.console import computing, report, writing_to
-from weightcast.cli.options import Threads
-from weightcast.cli.outputs import Force, check_output, replaced
+from weightcast.cli.options import Force, Threads
+from weightcast.cli.outputs import check_output, replaced
 from weightcast.disk.apply import apply_in_place, apply_to_copy, resume
 from weightcast.errors import UsageError
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from weightcast.cli.console import computing, report, writing_to
-from weightcast.cli.options import Codec, Threads
-from weightcast.cli.outputs import Force, check_output
+from weightcast.cli.options import Codec, Force, Threads
+from weightcast.cli.outputs import check_output
 from weightcast.disk.apply import write_patch
 from weightcast.disk.checkpoint import Checkpoint
 

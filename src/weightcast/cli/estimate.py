@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from weightcast.cli.console import prepare_kernels, say, tell, writing_to
-from weightcast.cli.options import Threads
-from weightcast.cli.outputs import Force, check_folder, check_output
+from weightcast.cli.options import Force, Threads
 from weightcast.cli.text import Column, Table
 from weightcast.cli.wording import brief, count, rate_of, seconds, size, span
 from weightcast.disk.durable import replacing
@@ -94,8 +93,7 @@ def estimate(
     prices = Prices(egress_price, request_price)
     step = _step(step_time) if step_time is not None else None
     if save_rates is not None:
-        check_folder(save_rates)
-        check_output(save_rates, force, [Path(rates)] if rates is not None else [])
+        _check_place(save_rates, force, [Path(rates)] if rates is not None else [])
     used = _read(Path(rates)) if rates is not None else _measured(threads)
     if save_rates is not None:
         with writing_to(save_rates), replacing(save_rates) as file:
@@ -132,6 +130,13 @@ def _step(text: str) -> float:
 def _read(path: Path) -> Rates:
     with path.open("rb") as file:
         return load(file.read(MAX_BYTES + 1))
+
+
+def _check_place(out: Path, force: bool, inputs: list[Path]) -> None:
+    from weightcast.cli.outputs import check_folder, check_output  # knows checkpoints, which needs numpy
+
+    check_folder(out)
+    check_output(out, force, inputs)
 
 
 def _measured(threads: int | None) -> Rates:

@@ -28,6 +28,7 @@ Codec = Annotated[
     Literal["plain", "gap", "banded"],
     typer.Option(help="banded (smallest), gap (faster to read), plain (for any safetensors reader)."),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
 Every = Annotated[
     float, typer.Option(min=0.01, max=86400, metavar="SECONDS", help="Seconds between checks for a new version.")
 ]

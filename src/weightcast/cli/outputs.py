@@ -8,9 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
-
-import typer
+from typing import TypeVar
 
 from weightcast.cli.console import writing_to
 from weightcast.disk.checkpoint import MIRROR, Checkpoint
@@ -21,8 +19,6 @@ from weightcast.format.patch_layout import METADATA_KEY
 from weightcast.format.safetensors import FileSource, open_container
 
 T = TypeVar("T")
-
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there already.")]
 
 
 def check_folder(out: Path) -> None:

@@ -11,8 +11,8 @@ import typer
 from weightcast.cli.console import report as report_facts
 from weightcast.cli.console import writing_to
 from weightcast.cli.dashboard import ReadEvents, observer_of
-from weightcast.cli.options import TrustedKey, Url
-from weightcast.cli.outputs import Force, check_folder, check_output
+from weightcast.cli.options import Force, TrustedKey, Url
+from weightcast.cli.outputs import check_folder, check_output
 from weightcast.cli.trusting import trust_of
 from weightcast.disk.durable import replacing
 from weightcast.view.dashboard import report_of
